@@ -1,0 +1,55 @@
+# Every target sets up what it needs by itself; the first one takes a minute or two, later ones start at once.
+
+PYTHON ?= python3
+OUT ?= out/first-light
+WORKERS ?= 2
+
+BIN := .venv/bin
+STAMP := .venv/.installed
+PIP := $(BIN)/python -m pip install --disable-pip-version-check --constraint constraints.txt
+RIGHT_PYTHON := -c 'import sys; sys.exit(sys.version_info < (3, 11))'
+NO_PYTHON = Gradveil needs Python 3.11 or newer, and '$(PYTHON)' is not that; install one and name it, as in: make test PYTHON=python3.12
+
+# One thread per test worker: two workers with two threads each on two cores run many times slower.
+PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest
+
+.DEFAULT_GOAL := help
+.PHONY: help setup audit test test-slow check format clean
+
+help: ## Show this list
+	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1|\2/p' Makefile | while IFS='|' read -r name text; do printf '%-18s %s\n' "$$name" "$$text"; done
+
+setup: $(STAMP) ## Create .venv and install Gradveil from the constraints
+
+$(STAMP): pyproject.toml constraints.txt
+	@if ! $(BIN)/python $(RIGHT_PYTHON) 2>/dev/null || ! $(BIN)/python -m pip --version >/dev/null 2>&1; then \
+	  $(PYTHON) $(RIGHT_PYTHON) 2>/dev/null || { echo "$(NO_PYTHON)" >&2; exit 1; }; \
+	  echo "Setting up .venv, once; this takes a minute or two."; $(PYTHON) -m venv --clear .venv; \
+	fi
+	@# torch comes first, alone and pinned, so that nothing else decides which build of it arrives.
+	$(PIP) torch
+	$(PIP) --editable '.[dev]'
+	@touch $@
+
+audit: $(STAMP) ## Audit a built-in example end to end and write a report
+	@$(BIN)/gradveil audit --out '$(OUT)'; status=$$?; \
+	if [ -f '$(OUT)/report.html' ]; then echo "The report is in $(OUT)/report.html; open it in a browser."; fi; exit $$status
+
+test: check ## Lint, types and all quick tests
+	$(PYTEST) --numprocesses $(WORKERS)
+
+test-slow: $(STAMP) ## The tests that take minutes
+	$(PYTEST) -m slow
+
+check: $(STAMP) ## Lint and types only
+	$(BIN)/python -m ruff check .
+	$(BIN)/python -m ruff format --check .
+	$(BIN)/python -m mypy
+
+format: $(STAMP) ## Put the code in shape
+	$(BIN)/python -m ruff check --fix .
+	$(BIN)/python -m ruff format .
+
+clean: ## Remove the environment and all caches; results in out/ stay
+	rm -rf .venv .mypy_cache .ruff_cache .pytest_cache .hypothesis build dist
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
