@@ -1,0 +1,116 @@
+"""The attacker who knows the defense, in its simplest form, for defenses and generic attackers to refine.
+
+`OpenAdversary` knows that nothing was done to the update. A defense refines the few methods in which it differs; a chain
+composes them. All methods but ``evidence``, ``variables``, ``exact`` and ``finish`` run under ``torch.func.vmap``: no
+data-dependent branches, no in-place changes.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from gradveil.learning.learner import GradientHook, Learner
+from gradveil.records import Comparison, Observation, Reconstruction
+from gradveil.tensors import Named, stack
+
+__all__ = ["MASK", "OBSERVED", "OpenAdversary", "prefixed", "with_prefix"]
+
+OBSERVED = "observed/"
+MASK = "mask/"
+
+
+def with_prefix(named: Named, prefix: str) -> Named:
+    """Return the tensors under ``prefix`` + name, so that several sets travel in one dictionary."""
+    return {prefix + name: value for name, value in named.items()}
+
+
+def prefixed(evidence: Named, prefix: str) -> Named:
+    """Return the inverse of `with_prefix`: the tensors filed under ``prefix``."""
+    return {name[len(prefix) :]: value for name, value in evidence.items() if name.startswith(prefix)}
+
+
+@dataclass(frozen=True)
+class OpenAdversary:
+    """Compares the raw update with what was seen. Satisfies the protocol `gradveil.records.AdversaryModel`.
+
+    A refinement overrides `on_examples`, `on_gradient` and `on_update` where the defense can be replayed differentiably,
+    `evidence` and `compare` where the comparison itself changes, `exact`, `noise_std` and `finish` where it knows more.
+    """
+
+    @property
+    def incomplete(self) -> bool:
+        """True where this attacker knows less than the whole defense."""
+        return False
+
+    def evidence(self, observation: Observation, round_index: int) -> Named:
+        """Return the decoded update of one round."""
+        return with_prefix(observation.updates[round_index].weights, OBSERVED)
+
+    def variables(self, observation: Observation, generator: torch.Generator) -> Named:
+        """Return no unknowns."""
+        return {}
+
+    def prepare_learner(self, learner: Learner, variables: Named) -> Learner:
+        """Return the learner as the defense changes it: adapted model, handed-in noise, hidden learning rate."""
+        return learner
+
+    def on_examples(self, learner: Learner, variables: Named) -> GradientHook | None:
+        """Return the differentiable form of what the defense does to the gradients of single examples, or None.
+
+        The hook sees and returns tensors with a leading axis over examples; the replay averages them afterwards.
+        """
+        return None
+
+    def on_gradient(self, learner: Learner, variables: Named) -> GradientHook | None:
+        """Return the differentiable form of what the defense does to each step's gradient, or None."""
+        return None
+
+    def on_update(self, update: Named, learner: Learner, variables: Named) -> Named:
+        """Return the differentiable form of what the defense does to the update."""
+        return update
+
+    def replay(self, learner: Learner, inputs: Tensor, targets: Tensor, variables: Named) -> Named:
+        """Return what the client would have sent for the dummies; of an aggregate, the mean of what its clients would have."""
+        learner = self.prepare_learner(learner, variables)
+        clients = learner.settings.clients
+        hook, per_example = self._hook(learner, variables)
+        one = learner.replace(settings=learner.settings.replace(clients=1), per_example=per_example)
+        size = inputs.shape[0] // clients
+        parts = [slice(index * size, (index + 1) * size) for index in range(clients)] if clients > 1 else [slice(None)]
+        # Every client of an aggregate applies the defense by itself: a mean of clipped updates is not a clipped mean.
+        sent = [self.on_update(one.update(inputs[part], targets[part], hook), one, variables) for part in parts]
+        return sent[0] if clients == 1 else {name: value.mean(0) for name, value in stack(sent).items()}
+
+    def _hook(self, learner: Learner, variables: Named) -> tuple[GradientHook | None, bool]:
+        examples, batch = self.on_examples(learner, variables), self.on_gradient(learner, variables)
+        if examples is None:
+            return batch, False
+
+        def both(step: int, weights: Named, gradient: Named, inputs: Tensor, targets: Tensor) -> Named:
+            gradient = {name: value.mean(0) for name, value in examples(step, weights, gradient, inputs, targets).items()}
+            return gradient if batch is None else batch(step, weights, gradient, inputs, targets)
+
+        return both, True
+
+    def compare(self, evidence: Named, simulated: Named, variables: Named) -> Comparison:
+        """Compare tensor by tensor."""
+        return Comparison(simulated=simulated, observed=prefixed(evidence, OBSERVED))
+
+    def penalty(self, variables: Named) -> Tensor:
+        """Return zero: there are no unknowns."""
+        return torch.zeros(())
+
+    def noise_std(self, observation: Observation) -> float | None:
+        """Return None: the release carries no noise of known law."""
+        return None
+
+    def exact(self, observation: Observation) -> frozenset[str]:
+        """Return all names: everything arrives as it was computed."""
+        return frozenset(observation.update.weights)
+
+    def finish(self, reconstruction: Reconstruction, observation: Observation) -> Reconstruction:
+        """Return the reconstruction unchanged."""
+        return reconstruction

@@ -1,0 +1,7 @@
+"""Gradient and local steps, shared by the client and by an attacker who replays them."""
+
+from gradveil.learning.learner import GradientHook, Learner
+from gradveil.learning.losses import LOSSES, Loss, loss_by_name
+from gradveil.learning.settings import TrainingSettings
+
+__all__ = ["LOSSES", "GradientHook", "Learner", "Loss", "TrainingSettings", "loss_by_name"]

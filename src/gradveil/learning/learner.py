@@ -1,0 +1,157 @@
+"""The client's local training as one differentiable function, shared with the attacker who replays it.
+
+Everything here is functional: weights go in, an update in gradient sign comes out, the module's own tensors are never used or changed. So the
+same code runs for one client, under ``torch.func.vmap`` for hundreds of attacks at once, and can be differentiated with respect to inputs.
+"""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call, grad, vmap
+
+from gradveil import tensors
+from gradveil.learning.losses import Loss
+from gradveil.learning.settings import TrainingSettings
+from gradveil.models.batch_norm import set_batch_norm_mode
+from gradveil.tensors import Named
+
+__all__ = ["GradientHook", "Learner"]
+
+GradientHook = Callable[[int, Named, Named, Tensor, Tensor], Named]
+"""``(step, weights, gradient, inputs, targets) -> gradient``: what a defense does to each step's gradient."""
+
+
+@dataclass(frozen=True, eq=False)
+class Learner:
+    """A model at fixed weights, with the loss and the settings of local training.
+
+    Attributes:
+        model: Structure only; calls go through ``functional_call``.
+        weights: Trainable tensors, by name.
+        buffers: Other tensors of the model.
+        loss: ``(outputs, targets) -> scalar``.
+        settings: Local training.
+        noise: Random tensors an adapted model draws, handed in as keyword arguments; leading axis is the step.
+        per_example: Whether gradient hooks see one gradient per example (leading axis) and return one gradient.
+    """
+
+    model: nn.Module
+    weights: Named
+    buffers: Named
+    loss: Loss
+    settings: TrainingSettings = field(default_factory=TrainingSettings)
+    noise: Named = field(default_factory=dict)
+    per_example: bool = False
+
+    @classmethod
+    def of(cls, model: nn.Module, loss: Loss, settings: TrainingSettings | None = None) -> Learner:
+        """Copy a model's tensors and structure into a learner."""
+        settings = settings or TrainingSettings()
+        structure = set_batch_norm_mode(copy.deepcopy(model), settings.batch_norm)
+        weights = tensors.detach(dict(structure.named_parameters()))
+        buffers = {name: value.detach().clone() for name, value in structure.named_buffers()}
+        return cls(structure.requires_grad_(False), weights, buffers, loss, settings)
+
+    def replace(self, **changes: Any) -> Learner:
+        """Return a copy with some fields changed."""
+        return dataclasses.replace(self, **changes)
+
+    def to(self, target: torch.device | torch.dtype) -> Learner:
+        """Return the learner on a device or in a precision."""
+        return self.replace(
+            model=copy.deepcopy(self.model).to(target),
+            weights=tensors.to(self.weights, target),
+            buffers=tensors.to(self.buffers, target),
+            noise=tensors.to(self.noise, target),
+        )
+
+    @property
+    def parameters(self) -> int:
+        """Number of trainable entries."""
+        return sum(value.numel() for value in self.weights.values())
+
+    def forward(self, weights: Named, inputs: Tensor, step: int = 0) -> Any:
+        """Return the model's outputs at ``weights``."""
+        noise = {name: value[step] for name, value in self.noise.items()}
+        return functional_call(self.model, (weights, self.buffers), (inputs,), noise)
+
+    def objective(self, weights: Named, inputs: Tensor, targets: Tensor, step: int = 0) -> Tensor:
+        """Return the training loss at ``weights``."""
+        return self.loss(self.forward(weights, inputs, step), targets)
+
+    def gradient(self, weights: Named, inputs: Tensor, targets: Tensor, step: int = 0) -> Named:
+        """Return the gradient of the batch loss with respect to the weights."""
+        return dict(grad(self.objective)(weights, inputs, targets, step))
+
+    def per_example_gradients(self, weights: Named, inputs: Tensor, targets: Tensor, step: int = 0) -> Named:
+        """Return one gradient per example, along a leading axis; their mean is the batch gradient."""
+
+        def one(x: Tensor, y: Tensor) -> Named:
+            return self.gradient(weights, x.unsqueeze(0), y.unsqueeze(0), step)
+
+        return vmap(one)(inputs, targets)
+
+    def update(self, inputs: Tensor, targets: Tensor, hook: GradientHook | None = None) -> Named:
+        """Return what the client would send: a gradient, or global minus local weights after its local steps.
+
+        Args:
+            inputs: (B, ...) examples; with ``clients`` above one, the batches of all clients in a row.
+            targets: (B, ...) targets.
+            hook: What a defense does to the gradient of each step; differentiable where an attacker replays it.
+        """
+        clients = self.settings.clients
+        if clients == 1:
+            return self._one_update(inputs, targets, hook)
+        size = inputs.shape[0] // clients
+        parts = [slice(index * size, (index + 1) * size) for index in range(clients)]
+        many = tensors.stack([self._one_update(inputs[part], targets[part], hook) for part in parts])
+        return {name: value.mean(0) for name, value in many.items()}
+
+    def _one_update(self, inputs: Tensor, targets: Tensor, hook: GradientHook | None) -> Named:
+        if self.settings.shares == "gradient":
+            return self._hooked_gradient(0, self.weights, inputs, targets, hook)
+        weights, memory = dict(self.weights), _optimizer_memory(self.settings, self.weights)
+        for step in range(self.settings.steps(inputs.shape[0])):
+            chosen = self.settings.minibatch_indices(step, inputs.shape[0])
+            x, y = (inputs, targets) if chosen is None else (inputs[chosen], targets[chosen])
+            gradient = self._hooked_gradient(step, weights, x, y, hook)
+            weights, memory = _optimizer_step(self.settings, step, weights, gradient, memory)
+        return tensors.sub(self.weights, weights)
+
+    def _hooked_gradient(self, step: int, weights: Named, inputs: Tensor, targets: Tensor, hook: GradientHook | None) -> Named:
+        if hook is None:
+            return self.gradient(weights, inputs, targets, step)
+        compute = self.per_example_gradients if self.per_example else self.gradient
+        return hook(step, weights, compute(weights, inputs, targets, step), inputs, targets)
+
+
+def _optimizer_memory(settings: TrainingSettings, weights: Named) -> dict[str, Named]:
+    zeros = {name: torch.zeros_like(value) for name, value in weights.items()}
+    if settings.optimizer == "adam":
+        return {"mean": zeros, "square": zeros}
+    return {"momentum": zeros} if settings.momentum else {}
+
+
+def _optimizer_step(
+    settings: TrainingSettings, step: int, weights: Named, gradient: Named, memory: dict[str, Named]
+) -> tuple[Named, dict[str, Named]]:
+    """One step of torch's SGD or Adam with their default settings, without in-place changes."""
+    rate = settings.learning_rate
+    if settings.optimizer == "sgd":
+        if settings.momentum:
+            velocity = {n: settings.momentum * memory["momentum"][n] + g for n, g in gradient.items()}
+            return {n: w - rate * velocity[n] for n, w in weights.items()}, {"momentum": velocity}
+        return {n: w - rate * gradient[n] for n, w in weights.items()}, memory
+    mean = {n: 0.9 * memory["mean"][n] + 0.1 * g for n, g in gradient.items()}
+    square = {n: 0.999 * memory["square"][n] + 0.001 * g.square() for n, g in gradient.items()}
+    first, second = 1 - 0.9 ** (step + 1), 1 - 0.999 ** (step + 1)
+    # The tiny term inside the root keeps its derivative finite where a gradient is exactly zero (dead units).
+    moved = {n: w - rate * (mean[n] / first) / ((square[n] / second + 1e-24).sqrt() + 1e-8) for n, w in weights.items()}
+    return moved, {"mean": mean, "square": square}

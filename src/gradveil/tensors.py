@@ -1,0 +1,124 @@
+"""Arithmetic on named tensors: plain dictionaries from parameter name to tensor, in the model's own order.
+
+Every function returns new tensors, works under ``torch.func.vmap`` unless it says otherwise, and refuses operands whose names differ.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+import torch
+from torch import Tensor
+
+from gradveil.errors import BadUpdate, suggest
+
+__all__ = [
+    "Named",
+    "add",
+    "check_finite",
+    "check_same_names",
+    "detach",
+    "dot",
+    "flatten",
+    "map_tensors",
+    "norm",
+    "scale",
+    "stack",
+    "sub",
+    "to",
+    "unflatten",
+    "unstack",
+]
+
+Named = dict[str, Tensor]
+
+
+def check_same_names(left: Mapping[str, Tensor], right: Mapping[str, Tensor]) -> None:
+    """Raise `BadUpdate` unless both sides have the same names."""
+    if left.keys() == right.keys():
+        return
+    missing, extra = sorted(left.keys() - right.keys()), sorted(right.keys() - left.keys())
+    hint = suggest(extra[0], missing) if extra and missing else ""
+    raise BadUpdate(f"tensor names differ: missing {missing or 'none'}, unexpected {extra or 'none'}{hint}")
+
+
+def map_tensors(function: Callable[[Tensor], Tensor], named: Mapping[str, Tensor]) -> Named:
+    """Apply ``function`` to each tensor."""
+    return {name: function(value) for name, value in named.items()}
+
+
+def add(left: Mapping[str, Tensor], right: Mapping[str, Tensor]) -> Named:
+    """Return left + right."""
+    check_same_names(left, right)
+    return {name: value + right[name] for name, value in left.items()}
+
+
+def sub(left: Mapping[str, Tensor], right: Mapping[str, Tensor]) -> Named:
+    """Return left - right."""
+    check_same_names(left, right)
+    return {name: value - right[name] for name, value in left.items()}
+
+
+def scale(named: Mapping[str, Tensor], factor: float | Tensor) -> Named:
+    """Return factor * named."""
+    return {name: value * factor for name, value in named.items()}
+
+
+def dot(left: Mapping[str, Tensor], right: Mapping[str, Tensor]) -> Tensor:
+    """Return the inner product over all entries of all tensors."""
+    check_same_names(left, right)
+    return torch.stack([(value * right[name]).sum() for name, value in left.items()]).sum()
+
+
+def norm(named: Mapping[str, Tensor]) -> Tensor:
+    """Return the L2 norm over all entries of all tensors."""
+    return torch.stack([value.square().sum() for value in named.values()]).sum().sqrt()
+
+
+def flatten(named: Mapping[str, Tensor]) -> Tensor:
+    """Return one vector: all tensors, in order."""
+    return torch.cat([value.reshape(-1) for value in named.values()])
+
+
+def unflatten(vector: Tensor, like: Mapping[str, Tensor]) -> Named:
+    """Return the inverse of `flatten`, with the names and shapes of ``like``."""
+    sizes = [value.numel() for value in like.values()]
+    if vector.numel() != sum(sizes):
+        raise BadUpdate(f"a vector of {vector.numel()} entries cannot fill {sum(sizes)}")
+    pieces = vector.split(sizes)
+    return {name: piece.reshape(value.shape) for piece, (name, value) in zip(pieces, like.items(), strict=True)}
+
+
+def stack(many: list[Named]) -> Named:
+    """Return one set of tensors with a leading axis over ``many``."""
+    if not many:
+        raise BadUpdate("nothing to stack: give at least one set of tensors")
+    for other in many[1:]:
+        check_same_names(many[0], other)
+    return {name: torch.stack([one[name] for one in many]) for name in many[0]}
+
+
+def unstack(named: Mapping[str, Tensor]) -> list[Named]:
+    """Return the inverse of `stack`."""
+    count = next(iter(named.values())).shape[0]
+    return [{name: value[index] for name, value in named.items()} for index in range(count)]
+
+
+def detach(named: Mapping[str, Tensor]) -> Named:
+    """Return copies cut from the graph."""
+    return {name: value.detach().clone() for name, value in named.items()}
+
+
+def to(named: Mapping[str, Tensor], target: torch.device | torch.dtype) -> Named:
+    """Return the tensors on a device, or (floating tensors only) in a precision."""
+    if isinstance(target, torch.dtype):
+        return {n: v.to(target) if v.is_floating_point() else v for n, v in named.items()}
+    return {name: value.to(target) for name, value in named.items()}
+
+
+def check_finite(named: Mapping[str, Tensor], what: str = "the update") -> None:
+    """Raise `BadUpdate` naming the first tensor with a NaN or an infinity. Not for use under vmap."""
+    for name, value in named.items():
+        if not bool(torch.isfinite(value).all()):
+            count = int((~torch.isfinite(value)).sum())
+            raise BadUpdate(f"{what} has {count} entries that are not finite in {name!r}; look at the training that made it")
