@@ -1,0 +1,103 @@
+"""The headline: is the original the nearest of many candidates to its reconstruction?
+
+PSNR needs a threshold that nobody agrees on. Identification asks what the owner of the data cares about: could an attacker who
+holds the reconstruction point out the record it came from? By chance that happens once in M candidates.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import torch
+from torch import Tensor
+
+from gradveil.errors import UsageError
+
+__all__ = ["MINIMUM_CANDIDATES", "identified", "ranks"]
+
+MINIMUM_CANDIDATES = 100
+"""Fewest candidates among which a share identified may be called that in a report."""
+
+# Two candidates at the same distance up to the rounding of a sum (an image and its mirror, seen from a grey guess) are a tie.
+TIE = 1e-12
+CHUNK_ENTRIES = 2**23  # 64 MB of double precision at once
+
+
+def ranks(reconstructions: Tensor, originals_index: Tensor | Sequence[int], candidates: Tensor) -> Tensor:
+    """Return the rank of each original among the candidates, by mean squared error to the reconstruction.
+
+    The rank is 1 plus the number of *other* candidates that are as near or nearer: ties count against the attacker, so a constant
+    guess among duplicates is never an identification.
+
+    Args:
+        reconstructions: (N, ...) in [0, 1].
+        originals_index: (N,) position of each reconstruction's original in ``candidates``.
+        candidates: (M, ...) in [0, 1], the originals among them.
+
+    Returns:
+        (N,) integers from 1 (identified) to M.
+
+    Raises:
+        UsageError: If shapes differ, an index is out of range, or a value is not finite.
+
+    Example:
+        >>> candidates = torch.tensor([[0.0], [0.4], [1.0]])
+        >>> ranks(torch.tensor([[0.1], [0.1]]), [0, 2], candidates).tolist()
+        [1, 3]
+    """
+    index = torch.as_tensor(originals_index, dtype=torch.int64, device=candidates.device)
+    _check(reconstructions, index, candidates)
+    rebuilt = reconstructions.reshape(len(reconstructions), -1)  # (N, D)
+    pool = candidates.reshape(len(candidates), -1)  # (M, D)
+    step = max(1, CHUNK_ENTRIES // pool.shape[1])
+    result = torch.ones(len(rebuilt), dtype=torch.int64, device=candidates.device)
+    for rows in _chunks(len(rebuilt), step):
+        guesses = rebuilt[rows].double()
+        own = (guesses - pool[index[rows]].double()).square().sum(dim=1)  # (n,)
+        for columns in _chunks(len(pool), step):
+            near = _as_near(guesses, pool[columns].double(), own)  # (n, m)
+            itself = index[rows, None] == torch.arange(columns.start, columns.stop, device=index.device)
+            result[rows] += (near & ~itself).sum(dim=1)
+    return result
+
+
+def identified(rank: Tensor) -> Tensor:
+    """Return, for each rank, whether the original was strictly the nearest candidate."""
+    return rank == 1
+
+
+def _as_near(guesses: Tensor, pool: Tensor, own: Tensor) -> Tensor:
+    """Tell which of the pool (m, D) are at most ``own`` (n,) away from the guesses (n, D), in squared distance."""
+    squares = guesses.square().sum(dim=1, keepdim=True) + pool.square().sum(dim=1)  # (n, m)
+    distance = squares - 2.0 * guesses @ pool.T
+    limit = own[:, None] * (1.0 + TIE)
+    near = distance <= limit
+    # One matrix product gives all distances, but the subtraction cancels: where its rounding could decide, subtract first.
+    rounding = 4.0 * (pool.shape[1] + 4) * torch.finfo(torch.float64).eps * squares
+    doubtful = ((distance - limit).abs() <= rounding).nonzero()  # (k, 2)
+    for rows in _chunks(len(doubtful), max(1, CHUNK_ENTRIES // pool.shape[1])):
+        left, right = doubtful[rows].unbind(dim=1)
+        near[left, right] = (guesses[left] - pool[right]).square().sum(dim=1) <= limit[left, 0]
+    return near
+
+
+def _chunks(total: int, step: int) -> Iterator[slice]:
+    for start in range(0, total, step):
+        yield slice(start, min(start + step, total))
+
+
+def _check(reconstructions: Tensor, index: Tensor, candidates: Tensor) -> None:
+    if reconstructions.ndim == 0 or reconstructions.shape[1:] != candidates.shape[1:] or candidates.numel() == 0:
+        raise UsageError(
+            f"reconstructions {tuple(reconstructions.shape)} and candidates {tuple(candidates.shape)} do not fit: "
+            "give (N, ...) and (M, ...) with equal shapes after the first axis"
+        )
+    if index.shape != reconstructions.shape[:1]:
+        raise UsageError(
+            f"{len(reconstructions)} reconstructions need as many indices of originals, not shape {tuple(index.shape)}"
+        )
+    if len(index) and not 0 <= int(index.min()) <= int(index.max()) < len(candidates):
+        raise UsageError(f"an index of an original lies outside the {len(candidates)} candidates")
+    for name, values in (("reconstructions", reconstructions), ("candidates", candidates)):
+        if not bool(torch.isfinite(values).all()):
+            raise UsageError(f"the {name} have entries that are not finite")

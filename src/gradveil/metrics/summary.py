@@ -1,0 +1,138 @@
+"""Summaries of per-record values: shares with a Wilson interval, others with median, worst and a bootstrap interval.
+
+The form is that of `docs/results-format.md`: plain numbers, no NaN and no infinity, and n beside every value. Records of one
+batch share an update, so their values are not quite independent; the intervals treat them as if they were, and are a little too
+narrow for batches.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from statistics import NormalDist
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from torch import Tensor
+
+from gradveil.errors import UsageError
+from gradveil.metrics.base import METRICS, Unavailable
+from gradveil.randomness import Seed
+
+__all__ = ["SHARES", "Values", "bootstrap_median", "summarise", "wilson"]
+
+Values = Tensor | npt.NDArray[Any] | Sequence[float] | Sequence[bool]
+
+SHARES = ("identified", "label_accuracy")
+"""Names whose values are yes or no for each record; all others are metrics."""
+
+CHUNK_ENTRIES = 2**22
+
+
+def wilson(count: int, n: int, confidence: float = 0.95) -> tuple[float, float]:
+    """Return the Wilson score interval of a share.
+
+    Unlike the textbook interval it stays inside [0, 1] and does not collapse to a point when none or all of few records are hit.
+
+    Args:
+        count: Number of hits.
+        n: Number of records, at least 1.
+        confidence: Probability the interval aims to cover.
+
+    Returns:
+        Lower and upper limit.
+
+    Example:
+        >>> [round(limit, 4) for limit in wilson(0, 20)]
+        [0.0, 0.1611]
+    """
+    if not (n >= 1 and 0 <= count <= n and 0.0 < confidence < 1.0):
+        raise UsageError(f"no share to estimate from {count} of {n} at confidence {confidence}")
+    z = NormalDist().inv_cdf(0.5 + confidence / 2.0)
+    share = count / n
+    centre = (share + z * z / (2 * n)) / (1 + z * z / n)
+    half = z / (1 + z * z / n) * (share * (1 - share) / n + z * z / (4 * n * n)) ** 0.5
+    # The limits are exactly 0 and 1 at the ends; rounding would leave 1e-17.
+    return (0.0 if count == 0 else max(0.0, centre - half), 1.0 if count == n else min(1.0, centre + half))
+
+
+def bootstrap_median(values: Values, seed: Seed, resamples: int = 2000, confidence: float = 0.95) -> tuple[float, float]:
+    """Return the percentile bootstrap interval of the median.
+
+    Args:
+        values: One finite value per record.
+        seed: Where the resampling draws from; equal seeds give equal bits.
+        resamples: Number of resamples.
+        confidence: Probability the interval aims to cover.
+
+    Returns:
+        Lower and upper limit; both are the value itself when there is one record, which says nothing about its spread.
+    """
+    sample = _array(values)
+    if sample.size == 0 or not bool(np.isfinite(sample).all()):
+        raise UsageError("the interval of a median needs at least one value, all of them finite")
+    generator = seed.numpy("bootstrap")
+    step = max(1, CHUNK_ENTRIES // sample.size)
+    medians = [
+        np.median(sample[generator.integers(sample.size, size=(min(step, resamples - start), sample.size))], axis=1)
+        for start in range(0, resamples, step)
+    ]
+    low, high = np.quantile(np.concatenate(medians), [(1 - confidence) / 2, (1 + confidence) / 2])
+    return float(low), float(high)
+
+
+def summarise(per_record: Mapping[str, Values | Unavailable], seed: Seed) -> dict[str, Any]:
+    """Return the summary of one set of reconstructions, ready for JSON.
+
+    Args:
+        per_record: For each metric or share its values, one per record in the same order, or why there are none.
+        seed: Where the bootstrap draws from; each metric has its own stream, so that one more changes no other.
+
+    Returns:
+        ``{"n": ..., "identified": {"value", "low", "high", "count", "n"}, "psnr": {"median", "low", "high", "worst", "n"},
+        ...}``; in place of a metric that could not be had, ``{"unavailable": reason}``. ``worst`` is worst for the owner of the
+        data: the value of the best reconstruction.
+    """
+    arrays = {name: values if isinstance(values, Unavailable) else _array(values) for name, values in per_record.items()}
+    sizes = {name: int(values.size) for name, values in arrays.items() if not isinstance(values, Unavailable)}
+    if len(set(sizes.values())) != 1 or 0 in sizes.values():
+        raise UsageError(
+            f"a summary needs the same number of values, at least one, for each metric, not {sizes or 'none at all'}"
+        )
+    summary: dict[str, Any] = {"n": next(iter(sizes.values()))}
+    for name, values in arrays.items():
+        if isinstance(values, Unavailable):
+            summary[name] = values.as_dict()
+        elif name in SHARES:
+            summary[name] = _share(name, values)
+        else:
+            summary[name] = _spread(name, values, seed.child(name))
+    return summary
+
+
+def _share(name: str, values: npt.NDArray[np.float64]) -> dict[str, Any]:
+    if not bool(np.isin(values, (0.0, 1.0)).all()):
+        raise UsageError(f"{name!r} is a share: each record's value is 0 or 1")
+    count, n = int(values.sum()), int(values.size)
+    low, high = wilson(count, n)
+    return {"value": count / n, "low": low, "high": high, "count": count, "n": n}
+
+
+def _spread(name: str, values: npt.NDArray[np.float64], seed: Seed) -> dict[str, Any]:
+    card, n = METRICS.card(name), int(values.size)
+    lost = int((~np.isfinite(values)).sum())
+    if lost:
+        # Leaving them out would summarise only the records that went well.
+        return Unavailable(f"{lost} of {n} values are not finite").as_dict()
+    low, high = bootstrap_median(values, seed)
+    worst = values.max() if card.higher_is_better else values.min()
+    return {"median": float(np.median(values)), "low": low, "high": high, "worst": float(worst), "n": n}
+
+
+def _array(values: Values) -> npt.NDArray[np.float64]:
+    """Return one-dimensional double-precision values."""
+    plain = values.detach().cpu().double().numpy() if isinstance(values, Tensor) else values
+    array = np.asarray(plain, dtype=np.float64)
+    if array.ndim != 1:
+        raise UsageError(f"a summary takes one value per record, not shape {array.shape}")
+    return array

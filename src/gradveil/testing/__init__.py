@@ -1,0 +1,1 @@
+"""The contract suites, importable by anyone who writes a method."""
