@@ -1,0 +1,71 @@
+"""Typed reading of one JSON object: a missing or odd value becomes the default, never an exception downstream."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+__all__ = ["Fields", "Malformed"]
+
+
+class Malformed(ValueError):
+    """A file of the results folder that cannot be used; the message is the start of a sentence."""
+
+
+class Fields:
+    """One JSON object, read field by field."""
+
+    def __init__(self, values: object, where: str) -> None:
+        """Wrap ``values`` found in the file called ``where``; anything but an object reads as empty."""
+        self._values: Mapping[str, Any] = values if isinstance(values, dict) else {}
+        self.where = where
+
+    def number(self, name: str, default: float | None = None) -> float | None:
+        """Return a finite number, or the default."""
+        value = self._values.get(name)
+        if isinstance(value, bool) or not isinstance(value, (int, float)):
+            return default
+        try:
+            return float(value) if math.isfinite(value) else default
+        except OverflowError:
+            return default
+
+    def whole(self, name: str, default: int | None = None) -> int | None:
+        """Return a whole number, or the default."""
+        value = self.number(name)
+        return default if value is None else int(value)
+
+    def text(self, name: str, default: str = "") -> str:
+        """Return a string; numbers are spelled, anything else is the default."""
+        value = self._values.get(name)
+        if isinstance(value, str):
+            return value
+        number = self.number(name)
+        return default if number is None else f"{number:g}"
+
+    def texts(self, name: str) -> tuple[str, ...]:
+        """Return a list of strings; a single string is a list of one."""
+        value = self._values.get(name)
+        if isinstance(value, str):
+            return (value,)
+        return tuple(str(item) for item in value) if isinstance(value, list) else ()
+
+    def flag(self, name: str) -> bool | None:
+        """Return true, false, or ``None`` where neither is written."""
+        value = self._values.get(name)
+        return value if isinstance(value, bool) else None
+
+    def mapping(self, name: str) -> dict[str, Any]:
+        """Return an object as a plain dictionary; anything else reads as empty."""
+        value = self._values.get(name)
+        return dict(value) if isinstance(value, dict) else {}
+
+    def part(self, name: str) -> Fields:
+        """Return a nested object."""
+        return Fields(self._values.get(name), self.where)
+
+    def parts(self, name: str) -> list[Fields]:
+        """Return a list of nested objects."""
+        value = self._values.get(name)
+        return [Fields(item, self.where) for item in value if isinstance(item, dict)] if isinstance(value, list) else []

@@ -1,0 +1,295 @@
+"""Read a results folder: strict about its format, patient with files that are half-written or unknown.
+
+A cell that cannot be read counts as not done, and a note says so; a folder of another format version is refused.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+from gradveil.errors import UsageError
+from gradveil.report.fields import Fields, Malformed
+from gradveil.report.results import (
+    Attacker,
+    Bar,
+    Cell,
+    Check,
+    Defense,
+    Record,
+    Results,
+    Run,
+    Share,
+    Spread,
+    Summary,
+    Threat,
+    Timing,
+)
+
+__all__ = ["load_results"]
+
+RUN_FORMAT = "gradveil-run-1"
+CELL_FORMAT = "gradveil-cell-1"
+KEY = re.compile(r"[0-9A-Za-z_-]{1,64}")
+
+
+def load_results(folder: Path, *, share: bool = False) -> Results:
+    """Return what ``folder`` holds.
+
+    Args:
+        folder: The folder that ``gradveil audit --out`` wrote.
+        share: Whether the result may leave the building; for user data, labels are then dropped and
+            folders cut from every path.
+
+    Raises:
+        UsageError: If the folder is missing, holds no finished cell, or was written in a format this version does not know.
+    """
+    if not folder.is_dir():
+        raise UsageError(f"there is no results folder {str(folder)!r}; `gradveil audit --out DIR` makes one")
+    raw = _read_run(folder / "run.json")
+    redact = share and raw.get("builtin_data") is not True
+    run = _run(Fields(_without_folders(raw) if redact else raw, "run.json"))
+    notes: list[str] = []
+    cells = []
+    for key in run.keys:
+        cell = _load_cell(folder / "cells", key, redact, notes)
+        if cell is not None:
+            cells.append(cell)
+    notes += _strangers(folder / "cells", run.keys)
+    if not cells:
+        why = f" ({notes[0].rstrip('.')})" if notes else ""
+        raise UsageError(
+            f"no cell in {str(folder)!r} is finished{why}; start or continue it with `gradveil audit --out {folder}`"
+        )
+    return Results(run=run, cells=tuple(cells), notes=tuple(notes))
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"), parse_constant=lambda _: None)
+    except (OSError, ValueError, RecursionError) as error:
+        raise Malformed(f"{path.name} cannot be read") from error
+    if not isinstance(found, dict):
+        raise Malformed(f"{path.name} holds no JSON object")
+    return found
+
+
+def _read_run(path: Path) -> dict[str, Any]:
+    if not path.is_file():
+        raise UsageError(f"{str(path.parent)!r} is no results folder: it has no run.json; `gradveil audit --out DIR` makes one")
+    try:
+        raw = _read_json(path)
+    except Malformed as error:
+        raise UsageError(f"{str(path)!r} is damaged: no JSON object; run the same `gradveil audit` command again") from error
+    _check_format(path, raw.get("format"), RUN_FORMAT)
+    return raw
+
+
+def _check_format(path: Path, found: object, known: str) -> None:
+    if found != known:
+        raise UsageError(f"{str(path)!r} has format {found!r} and this gradveil reads {known!r}; use the version that wrote it")
+
+
+def _load_cell(folder: Path, key: str, redact: bool, notes: list[str]) -> Cell | None:
+    path = folder / f"{key}.json"
+    if not KEY.fullmatch(key):
+        notes.append("run.json lists a cell under a name that is no key; it was left out.")
+        return None
+    if not path.is_file():
+        return None
+    try:
+        raw = _read_json(path)
+        _check_format(path, raw.get("format"), CELL_FORMAT)
+        return _cell(Fields(_without_folders(raw) if redact else raw, path.name), folder, key, hide_labels=redact)
+    except Malformed as error:
+        notes.append(f"{error}, so this cell counts as not done; delete the file and the same command measures it again.")
+        return None
+
+
+def _strangers(folder: Path, keys: tuple[str, ...]) -> list[str]:
+    known = {f"{key}{suffix}" for key in keys for suffix in (".json", ".timing.json", ".npz")}
+    found = sorted(path.name for path in folder.glob("*") if path.name not in known) if folder.is_dir() else []
+    if not found:
+        return []
+    # Names are not repeated: on user data a stray file may be named after a record.
+    files = "1 file that does" if len(found) == 1 else f"{len(found)} files that do"
+    return [f"The folder holds {files} not belong to this run (left from another plan, or half-written); not used here."]
+
+
+def _run(run: Fields) -> Run:
+    cards = {
+        kind: {name: card for name, card in methods.items() if isinstance(card, dict)}
+        for kind, methods in run.mapping("cards").items()
+        if isinstance(methods, dict)
+    }
+    return Run(
+        version=run.text("version", "unknown"),
+        title=run.text("title"),
+        command=run.text("command"),
+        plan=run.mapping("plan"),
+        keys=run.texts("cells"),
+        builtin_data=run.flag("builtin_data") is True,
+        not_tested=run.texts("not_tested"),
+        provenance=run.mapping("provenance"),
+        cards=cards,
+    )
+
+
+def _cell(cell: Fields, folder: Path, key: str, *, hide_labels: bool) -> Cell:
+    regret, sent, bar = cell.part("regret_db"), cell.part("bytes"), cell.part("bar")
+    pictures = folder / f"{key}.npz"
+    settings = cell.mapping("cell")
+    nulls = {
+        name: _summary(Fields(value, cell.where)) for name, value in cell.mapping("nulls").items() if isinstance(value, dict)
+    }
+    return Cell(
+        key=key,
+        settings=settings,
+        defense=_defense(cell.part("defense"), str(settings.get("defense", ""))),
+        threat=_threat(cell.part("threat")),
+        n=cell.whole("n", 0) or 0,
+        candidates=cell.whole("candidates"),
+        selected=_needed(_summary(cell.part("selected")), cell.where, "selected"),
+        plain=_summary(cell.part("plain")),
+        informed=_summary(cell.part("informed")),
+        best_by_truth=_summary(cell.part("best_by_truth")),
+        regret_median=regret.number("median"),
+        regret_worst=regret.number("worst"),
+        regret_flagged=bool(regret.flag("flagged")),
+        attackers=tuple(_attacker(each) for each in cell.parts("attackers")),
+        nulls={name: value for name, value in nulls.items() if value is not None},
+        bar=_bar(bar.part("identified")),
+        bar_psnr=_bar(bar.part("psnr")),
+        records=tuple(_record(each, hide_labels) for each in cell.parts("records")),
+        checks=tuple(_check(each) for each in cell.parts("checks")),
+        bytes_up=sent.number("up"),
+        bytes_dense=sent.number("dense"),
+        accuracy=_share(cell.part("utility").part("accuracy")),
+        timing=_timing(folder / f"{key}.timing.json"),
+        pictures=pictures if pictures.is_file() else None,
+    )
+
+
+def _needed(summary: Summary | None, where: str, name: str) -> Summary:
+    if summary is None:
+        raise Malformed(f"{where} lacks {name!r} with the share identified")
+    return summary
+
+
+def _share(share: Fields) -> Share | None:
+    value, low, high = share.number("value"), share.number("low"), share.number("high")
+    if value is None or low is None or high is None:
+        return None
+    n = share.whole("n", 0) or 0
+    return Share(value=value, low=low, high=high, count=share.whole("count", round(value * n)) or 0, n=n)
+
+
+def _spread(spread: Fields) -> Spread | None:
+    median = spread.number("median")
+    if median is None:
+        return None
+    low, high, worst = spread.number("low"), spread.number("high"), spread.number("worst")
+    return Spread(median=median, low=low, high=high, worst=worst, n=spread.whole("n", 0) or 0)
+
+
+def _summary(summary: Fields) -> Summary | None:
+    identified = _share(summary.part("identified"))
+    if identified is None:
+        return None
+    return Summary(
+        identified=identified,
+        psnr=_spread(summary.part("psnr")),
+        ssim=_spread(summary.part("ssim")),
+        mse=_spread(summary.part("mse")),
+        lpips=_spread(summary.part("lpips")),
+        lpips_reason=summary.part("lpips").text("unavailable"),
+        label_accuracy=_share(summary.part("label_accuracy")),
+    )
+
+
+def _bar(bar: Fields) -> Bar | None:
+    value = bar.number("value")
+    return None if value is None else Bar(null=bar.text("null"), value=value, high=bar.number("high", value) or value)
+
+
+def _defense(defense: Fields, fallback: str) -> Defense:
+    return Defense(
+        spelling=defense.text("spelling", fallback),
+        parts=defense.texts("parts"),
+        rung=defense.whole("rung"),
+        rungs=defense.whole("rungs"),
+        random=bool(defense.flag("random")),
+        acts_on=defense.texts("acts_on"),
+        secure_aggregation=defense.flag("secure_aggregation"),
+    )
+
+
+def _threat(threat: Fields) -> Threat:
+    return Threat(knows=threat.texts("knows"), active=bool(threat.flag("active")), sentences=threat.texts("sentences"))
+
+
+def _check(check: Fields) -> Check:
+    level = check.text("level", "warn")
+    # An unknown level is read as a warning: doubt must not get lost.
+    level = level if level in {"ok", "warn", "fail"} else "warn"
+    return Check(name=check.text("name"), level=level, sentence=check.text("sentence"), remedy=check.text("remedy"))
+
+
+def _attacker(attacker: Fields) -> Attacker:
+    return Attacker(
+        recipe=attacker.text("recipe"),
+        stance=attacker.text("stance"),
+        tries=attacker.whole("tries"),
+        chosen=attacker.whole("chosen"),
+        rehearsal_psnr=attacker.number("rehearsal_psnr"),
+        summary=_summary(attacker.part("summary")),
+    )
+
+
+def _record(record: Fields, hide_label: bool) -> Record:
+    return Record(
+        pseudonym=record.text("pseudonym"),
+        owner=record.text("owner") or None,
+        label="" if hide_label else record.text("label"),
+        label_correct=record.flag("label_correct"),
+        identified=bool(record.flag("identified")),
+        rank=record.whole("rank"),
+        psnr=record.number("psnr"),
+        ssim=record.number("ssim"),
+    )
+
+
+def _timing(path: Path) -> Timing:
+    if not path.is_file():
+        return Timing()
+    try:
+        timing = Fields(_read_json(path), path.name)
+    except Malformed:
+        return Timing()
+    return Timing(
+        seconds=timing.number("seconds"),
+        peak_memory_mb=timing.number("peak_memory_mb"),
+        defense_ms=timing.number("defense_ms"),
+        undefended_ms=timing.number("undefended_ms"),
+    )
+
+
+QUOTED_PATH = re.compile(r"""(["'])(?:~|[A-Za-z]:)?[/\\][^"']*[/\\]""")
+BARE_PATH = re.compile(r"""(?:~|(?<![\w.:/\\~>…])[A-Za-z]:(?=\\)|(?<![\w.:/\\~>…]))[/\\](?:[^\s"'/\\]+[/\\])+""")
+
+
+def _without_folders(value: Any) -> Any:
+    """Cut the folders from every absolute path, which may name a person, a project or a patient.
+
+    >>> _without_folders("gradveil audit --data /home/ada/ward-7/scans.npz --seed 0")
+    'gradveil audit --data …/scans.npz --seed 0'
+    """
+    if isinstance(value, dict):
+        return {_without_folders(key): _without_folders(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_without_folders(item) for item in value]
+    if isinstance(value, str):
+        return BARE_PATH.sub("…/", QUOTED_PATH.sub(r"\1…/", value))
+    return value

@@ -1,0 +1,186 @@
+"""Put the page together: one HTML file, nothing fetched, every user string escaped.
+
+The page's content security policy names its one script and one style sheet by hash, so even a string that slipped through the
+escaping could neither run nor load anything. A shareable page about user data may not even show inline pictures.
+"""
+
+from __future__ import annotations
+
+import base64
+import functools
+import hashlib
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from markupsafe import Markup
+
+from gradveil.errors import UsageError
+from gradveil.report import numbers, pictures, tables, verdict, words
+from gradveil.report.charts import Axis, frontier_chart, identified_chart, strip
+from gradveil.report.load import load_results
+from gradveil.report.results import Cell, Results
+
+__all__ = ["render_report", "write_report"]
+
+TEMPLATES = Path(__file__).parent / "templates"
+MOST_RECORDS = 1000
+
+
+def write_report(results: Path, out: Path | None = None, private: bool = False) -> Path:
+    """Write the report of a results folder and return its path.
+
+    Args:
+        results: The folder that ``gradveil audit --out`` wrote.
+        out: The file to write; by default ``report.html`` in the folder, or ``report-private.html`` for a private one.
+        private: Whether to show originals, reconstructions, labels and record ids of user data. Such a file must stay in the
+            building. The shareable file is not written by the same call.
+
+    Raises:
+        UsageError: If the folder cannot be read, or the file cannot be written.
+    """
+    results = Path(results)
+    page = render_report(load_results(results, share=not private), private=private)
+    path = Path(out) if out is not None else results / ("report-private.html" if private else "report.html")
+    if path.is_dir():
+        raise UsageError(f"cannot write the report to {str(path)!r}: it is a folder; name a file")
+    try:
+        _write_whole(path, page)
+    except OSError as error:
+        raise UsageError(f"cannot write the report to {str(path)!r}: {error.strerror or error}") from error
+    return path
+
+
+def _write_whole(path: Path, page: str) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    beside = path.with_name(f".{path.name}.{os.getpid()}.part")
+    try:
+        beside.write_text(page, encoding="utf-8", newline="\n")
+        beside.replace(path)
+    finally:
+        beside.unlink(missing_ok=True)
+
+
+def render_report(results: Results, *, private: bool) -> str:
+    """Return the page as text."""
+    return _environment().get_template("page.html.jinja").render(**_context(results, private))
+
+
+@functools.cache
+def _environment() -> Environment:
+    made = Environment(
+        loader=FileSystemLoader(TEMPLATES), autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
+    )
+    for name in ("percent", "interval", "db", "size", "ms", "duration", "times", "spread", "plain_json"):
+        made.filters[name] = getattr(numbers, name)
+    made.filters["sentence"] = words.sentence
+    made.filters["spaced"] = lambda text: str(text).replace("_", " ")
+    made.globals.update(count=numbers.count, status_of=verdict.status_of, bar_of=verdict.bar_of, judgement=words.judgement)
+    return made
+
+
+def _context(results: Results, private: bool) -> dict[str, Any]:
+    headline = verdict.choose_headline(results)
+    show_pictures = private or results.run.builtin_data
+    style, script = _asset("report.css"), _asset("report.js")
+    return {
+        "style": Markup(style),
+        "script": Markup(script),
+        "policy": _policy(style, script, show_pictures),
+        "results": results,
+        "run": results.run,
+        "headline": headline,
+        "private": private and not results.run.builtin_data,
+        "show_pictures": show_pictures,
+        **_first_screen(headline, results, show_pictures),
+        **_details(headline, results, private, show_pictures),
+    }
+
+
+def _asset(name: str) -> str:
+    return "\n" + (TEMPLATES / name).read_text(encoding="utf-8")
+
+
+def _policy(style: str, script: str, show_pictures: bool) -> str:
+    def source(text: str) -> str:
+        return "'sha256-" + base64.b64encode(hashlib.sha256(text.encode()).digest()).decode() + "'"
+
+    shown = "data:" if show_pictures else "'none'"
+    inline = f"style-src {source(style)}; script-src {source(script)}"
+    return f"default-src 'none'; img-src {shown}; {inline}; base-uri 'none'; form-action 'none'"
+
+
+def _first_screen(headline: verdict.Headline, results: Results, show_pictures: bool) -> dict[str, Any]:
+    shown = [cell for cell in (headline.undefended, headline.best) if cell is not None]
+    lead = headline.undefended or headline.setting.cells[0]
+    return {
+        "title": results.run.title or "Gradveil audit",
+        "sentence": words.headline_sentence(headline),
+        "progress": words.progress_sentence(results),
+        "trust": words.trust(headline, results),
+        "threats": words.threat_sentences(shown or headline.setting.cells),
+        "setting": words.setting_words(lead),
+        "identified_sentence": words.identified_sentence,
+        "costs": words.costs(headline.best, headline.undefended) if headline.best is not None else [],
+        "strips": {cell.key: strip(cell, f"strip-{cell.key}") for cell in shown},
+        "showcase": pictures.showcase(*((headline.undefended, headline.best) if show_pictures else (None, None))),
+    }
+
+
+def _details(headline: verdict.Headline, results: Results, private: bool, show_pictures: bool) -> dict[str, Any]:
+    leading = headline.setting
+    judged = [cell for cell in leading.cells if not cell.failures]
+    ids = _ids(leading.cells) if private else {}
+    rows = tables.records(headline, ids)
+    names = [cell.defense.spelling for cell in (headline.undefended, headline.best) if cell is not None]
+    varying = tables.differing(results.cells)
+    settings = [leading, *(setting for setting in headline.settings if setting is not leading)]
+    return {
+        "settings": [_setting(setting, varying, index) for index, setting in enumerate(settings)],
+        "judged": judged,
+        "frontiers": _frontiers(judged),
+        "heat_maps": tables.heat_maps(results.cells, names),
+        "records": rows[:MOST_RECORDS],
+        "record_count": len(rows),
+        "owners": tables.owners(rows),
+        "galleries": pictures.galleries(leading.cells, headline.undefended) if show_pictures else [],
+        "flags": tables.flags(headline.settings),
+        "nulls": words.NULLS,
+        "seconds": sum(cell.timing.seconds or 0.0 for cell in results.cells) or None,
+    }
+
+
+def _setting(setting: verdict.Setting, varying: Sequence[str], index: int) -> dict[str, Any]:
+    ident = f"identified-{index}"
+    return {
+        "cells": setting.cells,
+        "undefended": setting.undefended,
+        "title": words.setting_words(setting.cells[0], varying) if varying else words.setting_words(setting.cells[0]),
+        "wide": identified_chart(setting.cells, ident=ident),
+        "narrow": identified_chart(setting.cells, narrow=True, ident=ident),
+    }
+
+
+def _frontiers(judged: Sequence[Cell]) -> list[dict[str, Any]]:
+    axes = [
+        Axis(name="client time", label="client time, × undefended", values=tuple(cell.timing.ratio for cell in judged)),
+        Axis(name="bytes sent", label="bytes sent, × undefended", values=tuple(cell.bytes_ratio for cell in judged)),
+        Axis(
+            name="accuracy",
+            label="accuracy",
+            values=tuple(cell.accuracy.value if cell.accuracy else None for cell in judged),
+            lower_is_better=False,
+            as_percent=True,
+        ),
+    ]
+    shown = [axis for axis in axes if tables.spread_out(axis.values)]
+    return [{"axis": axis, "chart": frontier_chart(judged, axis, f"frontier-{axis.name.replace(' ', '-')}")} for axis in shown]
+
+
+def _ids(cells: Sequence[Cell]) -> dict[str, str]:
+    found: dict[str, str] = {}
+    for cell in cells:
+        found |= {record.pseudonym: ident for record, ident in zip(cell.records, pictures.read_ids(cell), strict=False)}
+    return found

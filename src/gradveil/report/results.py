@@ -1,0 +1,230 @@
+"""What a results folder holds, as frozen records (the format is fixed in docs/results-format.md).
+
+A number that is missing or not finite is ``None`` everywhere, so nothing downstream can print it by accident.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+__all__ = [
+    "Attacker",
+    "Bar",
+    "Cell",
+    "Check",
+    "Defense",
+    "Record",
+    "Results",
+    "Run",
+    "Share",
+    "Spread",
+    "Summary",
+    "Threat",
+    "Timing",
+]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Share:
+    """A share of records with its Wilson interval."""
+
+    value: float
+    low: float
+    high: float
+    count: int
+    n: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Spread:
+    """Median of a metric over records, its bootstrap interval, and the value worst for the data owner."""
+
+    median: float
+    low: float | None
+    high: float | None
+    worst: float | None
+    n: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Summary:
+    """One group of candidates, measured."""
+
+    identified: Share
+    psnr: Spread | None = None
+    ssim: Spread | None = None
+    mse: Spread | None = None
+    lpips: Spread | None = None
+    lpips_reason: str = ""
+    label_accuracy: Share | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Bar:
+    """What the best null reaches: the height an attack has to clear."""
+
+    null: str
+    value: float
+    high: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class Check:
+    """One reason to trust a number, or not to."""
+
+    name: str
+    level: str
+    sentence: str
+    remedy: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Attacker:
+    """One recipe in one stance."""
+
+    recipe: str
+    stance: str
+    tries: int | None
+    chosen: int | None
+    rehearsal_psnr: float | None
+    summary: Summary | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Record:
+    """One training record under its pseudonym, with the candidate the attacker selected for it."""
+
+    pseudonym: str
+    owner: str | None
+    label: str
+    label_correct: bool | None
+    identified: bool
+    rank: int | None
+    psnr: float | None
+    ssim: float | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Defense:
+    """The defense of a cell: its spelling, its parts and its place on the strength ladder."""
+
+    spelling: str
+    parts: tuple[str, ...] = ()
+    rung: int | None = None
+    rungs: int | None = None
+    random: bool = False
+    acts_on: tuple[str, ...] = ()
+    secure_aggregation: bool | None = None
+
+    @property
+    def is_none(self) -> bool:
+        """Whether the update leaves undefended."""
+        return self.spelling.strip() in {"none", "none()", ""} or self.parts == ("none",)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Threat:
+    """Who attacks and what they see."""
+
+    knows: tuple[str, ...] = ()
+    active: bool = False
+    sentences: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Timing:
+    """What differs from run to run."""
+
+    seconds: float | None = None
+    peak_memory_mb: float | None = None
+    defense_ms: float | None = None
+    undefended_ms: float | None = None
+
+    @property
+    def ratio(self) -> float | None:
+        """Client time for one update, relative to an undefended one."""
+        if not self.defense_ms or not self.undefended_ms:
+            return None
+        return self.defense_ms / self.undefended_ms
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cell:
+    """One cell of the plan's grid, measured."""
+
+    key: str
+    settings: Mapping[str, Any]
+    defense: Defense
+    threat: Threat
+    n: int
+    candidates: int | None
+    selected: Summary
+    plain: Summary | None
+    informed: Summary | None
+    best_by_truth: Summary | None
+    regret_median: float | None
+    regret_worst: float | None
+    regret_flagged: bool
+    attackers: tuple[Attacker, ...]
+    nulls: Mapping[str, Summary]
+    bar: Bar | None
+    bar_psnr: Bar | None
+    records: tuple[Record, ...]
+    checks: tuple[Check, ...]
+    bytes_up: float | None
+    bytes_dense: float | None
+    accuracy: Share | None
+    timing: Timing
+    pictures: Path | None
+
+    @property
+    def ensemble(self) -> str:
+        """The named, frozen ensemble that attacked."""
+        return str(self.settings.get("ensemble", "the ensemble of this run"))
+
+    @property
+    def failures(self) -> tuple[Check, ...]:
+        """The checks that take the verdict away."""
+        return tuple(check for check in self.checks if check.level == "fail")
+
+    @property
+    def warnings(self) -> tuple[Check, ...]:
+        """The checks that ask for care."""
+        return tuple(check for check in self.checks if check.level == "warn")
+
+    @property
+    def bytes_ratio(self) -> float | None:
+        """Bytes sent, relative to the dense update."""
+        return None if self.bytes_up is None or not self.bytes_dense else self.bytes_up / self.bytes_dense
+
+
+@dataclass(frozen=True, kw_only=True)
+class Run:
+    """The plan, the command to run it again, provenance."""
+
+    version: str
+    title: str
+    command: str
+    plan: Mapping[str, Any]
+    keys: tuple[str, ...]
+    builtin_data: bool
+    not_tested: tuple[str, ...]
+    provenance: Mapping[str, Any]
+    cards: Mapping[str, Mapping[str, Mapping[str, Any]]]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Results:
+    """A run with the cells that are done, in plan order, and what was odd about the folder."""
+
+    run: Run
+    cells: tuple[Cell, ...]
+    notes: tuple[str, ...] = ()
+
+    @property
+    def missing(self) -> int:
+        """How many listed cells are not done."""
+        return len(self.run.keys) - len(self.cells)
