@@ -1,0 +1,99 @@
+"""Attackers who know a defense without trusting its author: generic adversary models that every defense is judged by beside its own.
+
+* plain: ignores the defense.
+* straight_through: applies the defense's own code to the dummy update and treats it as the identity in the backward pass; the difference is an offset renewed
+  every few steps.
+* averaged: the same over many draws of a random defense (expectation over transformation, Athalye et al. 2018).
+* zero_mask: compares only where what was seen is not exactly zero, which undoes every kind of pruning without knowing which.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from gradveil.adversary import MASK, OBSERVED, OpenAdversary, prefixed, with_prefix
+from gradveil.attacks.base import Desk
+from gradveil.learning.learner import Learner
+from gradveil.records import AdversaryModel, Comparison, Observation
+from gradveil.tensors import Named
+
+__all__ = ["STANCES", "StraightThrough", "ZeroMask", "adversary_for", "stances_for"]
+
+STANCES = ("plain", "informed", "straight_through", "averaged", "zero_mask")
+OFFSET = "offset/"
+DRAWS = 8
+REFRESH_EVERY = 20
+
+
+@dataclass(frozen=True)
+class ZeroMask(OpenAdversary):
+    """Compares only entries that were not seen as exactly zero."""
+
+    def evidence(self, observation: Observation, round_index: int) -> Named:
+        """Return the update and the mask of its entries that are not zero."""
+        seen = observation.updates[round_index].weights
+        return with_prefix(seen, OBSERVED) | with_prefix({n: (v != 0).to(v) for n, v in seen.items()}, MASK)
+
+    def compare(self, evidence: Named, simulated: Named, variables: Named) -> Comparison:
+        """Mask the simulation."""
+        mask = prefixed(evidence, MASK)
+        return Comparison({n: v * mask[n] for n, v in simulated.items()}, prefixed(evidence, OBSERVED))
+
+
+@dataclass(frozen=True)
+class StraightThrough(OpenAdversary):
+    """Adds to the dummy update what the defense's own code last did to it, as a constant."""
+
+    draws: int = 1
+
+    def evidence(self, observation: Observation, round_index: int) -> Named:
+        """Return the update and a zero offset, renewed by `refresh` while the attack runs."""
+        seen = observation.updates[round_index].weights
+        return with_prefix(seen, OBSERVED) | with_prefix({n: torch.zeros_like(v) for n, v in seen.items()}, OFFSET)
+
+    def compare(self, evidence: Named, simulated: Named, variables: Named) -> Comparison:
+        """Shift the simulation by the offset."""
+        offset = prefixed(evidence, OFFSET)
+        return Comparison({n: v + offset[n] for n, v in simulated.items()}, prefixed(evidence, OBSERVED))
+
+    def offsets(self, learners: tuple[Learner, ...], inputs: Tensor, targets: Tensor, desk: Desk, step: int) -> list[Named]:
+        """Return, per round, the mean over draws of (defended update - raw update) for one candidate's dummies."""
+        if desk.simulate is None:
+            return [{} for _ in learners]
+        raw = [learner.update(inputs, targets) for learner in learners]
+        total = [{n: torch.zeros_like(v) for n, v in update.items()} for update in raw]
+        for draw in range(self.draws):
+            defended = desk.simulate(inputs, targets, step * self.draws + draw)
+            total = [{n: v + d[n] / self.draws for n, v in t.items()} for t, d in zip(total, defended, strict=True)]
+        return [{n: (v - r[n]).detach() for n, v in t.items()} for t, r in zip(total, raw, strict=True)]
+
+
+def adversary_for(stance: str, observation: Observation) -> AdversaryModel:
+    """Return the adversary model behind a stance."""
+    if stance == "informed":
+        return observation.adversary
+    if stance == "zero_mask":
+        return ZeroMask()
+    if stance in ("straight_through", "averaged"):
+        return StraightThrough(draws=DRAWS if stance == "averaged" else 1)
+    return OpenAdversary()
+
+
+def stances_for(observation: Observation, desk: Desk) -> tuple[str, ...]:
+    """Return the stances worth running against this observation, plain first."""
+    stances = ["plain"]
+    if type(observation.adversary) is not OpenAdversary:
+        stances.append("informed")
+    if desk.simulate is not None:
+        stances.append("averaged" if desk.random_defense else "straight_through")
+    if _zero_share(observation) > 0.01:
+        stances.append("zero_mask")
+    return tuple(stances)
+
+
+def _zero_share(observation: Observation) -> float:
+    values = observation.update.weights.values()
+    return float(sum((v == 0).sum() for v in values)) / max(1, sum(v.numel() for v in values))

@@ -1,0 +1,138 @@
+"""The contract of an attack: a frozen dataclass with one method, ``run``, behind the sealed call `launch`.
+
+An attack sees `Observation` records and a `Desk`. It never sees true inputs, and this package never imports data, defenses or federation:
+what the attacker can do with the defense's own code comes through ``desk.simulate``, on inputs of the attacker's own making.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import ClassVar, Protocol
+
+import torch
+from torch import Tensor
+
+from gradveil.errors import MissingKnowledge, UsageError
+from gradveil.randomness import Seed
+from gradveil.records import Knowledge, Observation, Reconstruction
+from gradveil.registry import Card, Registry
+from gradveil.tensors import Named
+
+__all__ = ["ATTACKS", "Attack", "AttackCard", "Desk", "Simulate", "launch"]
+
+Simulate = Callable[[Tensor, Tensor, int], tuple[Named, ...]]
+"""``(inputs, targets, draw) -> update of each round``: the client's whole defended code on the attacker's own data."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class AttackCard(Card):
+    """A card with what an attack needs and where it is at home.
+
+    Attributes:
+        needs: Knowledge it asks for.
+        home: The setting in which it must reach ``floor_psnr``, in words.
+        floor_psnr: Median PSNR in dB it must reach there; the contract suite checks it.
+    """
+
+    needs: frozenset[Knowledge] = frozenset()
+    home: str = ""
+    floor_psnr: float = 0.0
+
+
+@dataclass(frozen=True)
+class Desk:
+    """What an attacker works with.
+
+    Attributes:
+        seed: Root of all randomness of the attack.
+        budget: Most optimisation steps one recipe may spend.
+        execution: ``auto``, ``batched``, ``looped`` or ``compiled``.
+        simulate: The client's defended code on the attacker's own data, where the defense is known.
+        progress: Called with the number of candidate-steps done since the last call.
+        random_defense: Whether the known defense draws randomness.
+    """
+
+    seed: Seed
+    budget: int = 1000
+    execution: str = "auto"
+    simulate: Simulate | None = None
+    progress: Callable[[int], None] | None = None
+    random_defense: bool = False
+
+    def steps(self, wanted: int) -> int:
+        """Return how many of the wanted steps the budget allows."""
+        return max(1, min(wanted, self.budget))
+
+
+class Attack(Protocol):
+    """What every attack provides."""
+
+    card: ClassVar[AttackCard]
+
+    def applies(self, observation: Observation) -> str | None:
+        """Return None where the attack can be tried, else one sentence why it cannot."""
+        ...
+
+    def run(self, observations: Sequence[Observation], desk: Desk) -> list[Reconstruction]:
+        """Return candidates, each naming its observation by index; called through `launch` only."""
+        ...
+
+
+ATTACKS: Registry[type[Attack], AttackCard] = Registry("attack", "gradveil.attacks")
+
+
+@dataclass
+class _Guard:
+    """Notices an attack that changes what it was only shown."""
+
+    before: list[Tensor] = field(default_factory=list)
+
+    @staticmethod
+    def _tensors(observations: Sequence[Observation]) -> list[Tensor]:
+        first = observations[0]
+        shown = [value for learner in first.learners for value in learner.weights.values()]
+        return [*shown, *(v for o in observations for update in o.updates for v in update.weights.values())]
+
+    def watch(self, observations: Sequence[Observation]) -> None:
+        self.before = [value.sum(dtype=torch.float64) for value in self._tensors(observations)]
+
+    def check(self, observations: Sequence[Observation], name: str) -> None:
+        after = [value.sum(dtype=torch.float64) for value in self._tensors(observations)]
+        if any(not torch.equal(a, b) for a, b in zip(self.before, after, strict=True)):
+            raise UsageError(f"attack {name!r} changed the model or the update it was shown; it must work on copies")
+
+
+def launch(attack: Attack, observations: Sequence[Observation], desk: Desk) -> list[Reconstruction]:
+    """Run an attack: check what it asks for, guard what it is shown, and return finite candidates inside [0, 1].
+
+    Raises:
+        MissingKnowledge: The threat model does not grant what the attack needs.
+        UsageError: The attack does not apply to this observation.
+    """
+    if not observations:
+        return []
+    card = attack.card
+    withheld = [str(item) for item in Knowledge if item in card.needs and item not in observations[0].threat.knows]
+    if withheld:
+        raise MissingKnowledge(f"attack {card.name!r} needs to know {' and '.join(withheld)}; grant it in the threat model or drop the attack")
+    reason = attack.applies(observations[0])
+    if reason:
+        raise UsageError(f"attack {card.name!r} does not apply: {reason}")
+    guard = _Guard()
+    guard.watch(observations)
+    found = attack.run(observations, desk)
+    guard.check(observations, card.name)
+    return [_presentable(candidate, observations[candidate.target]) for candidate in found]
+
+
+def _presentable(candidate: Reconstruction, observation: Observation) -> Reconstruction:
+    expected = (observation.examples, *observation.input_shape)
+    if tuple(candidate.inputs.shape) != expected:
+        raise UsageError(f"attack recipe {candidate.recipe!r} returned shape {tuple(candidate.inputs.shape)}, expected {expected}")
+    inputs = torch.nan_to_num(candidate.inputs.detach(), nan=0.5, posinf=1.0, neginf=0.0).clamp(0, 1)
+    candidate = candidate.replace(inputs=inputs)
+    if candidate.stance != "informed":
+        return candidate
+    finished = observation.adversary.finish(candidate, observation)
+    return finished.replace(inputs=finished.inputs.clamp(0, 1), unfinished=inputs)

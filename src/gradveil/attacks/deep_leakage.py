@@ -1,0 +1,100 @@
+"""Deep leakage from gradients and its improvement: L-BFGS on the squared difference (Zhu et al. 2019, Zhao et al. 2020)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+from gradveil.attacks.base import ATTACKS, AttackCard, Desk
+from gradveil.attacks.matching import Recipe, run_recipe
+from gradveil.attacks.optimisers import LBFGS
+from gradveil.records import Knowledge, Observation, Reconstruction
+
+__all__ = ["DLG", "IDLG"]
+
+_HOME = "sigmoid LeNet, default initialisation, one 3×32×32 image, 300 steps"
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Quadratic:
+    """What DLG and iDLG share; not an attack by itself."""
+
+    card: ClassVar[AttackCard]
+    steps: int = 300
+    restarts: int = 1
+    history: int = 20
+    objective: str = "l2"
+    stance: str = "plain"
+
+    def applies(self, observation: Observation) -> str | None:
+        """Return None: any differentiable model can be tried."""
+        return None
+
+    def _recipe(self, labels: str) -> Recipe:
+        return Recipe(
+            name=self.card.name,
+            objective=self.objective,
+            optimiser=LBFGS(history=self.history),
+            steps=self.steps,
+            restarts=self.restarts,
+            start="noise",
+            box=False,
+            labels=labels,  # type: ignore[arg-type]
+            stance=self.stance,
+        )
+
+
+@ATTACKS.register(
+    AttackCard(
+        name="dlg",
+        summary="Searches for inputs and labels whose gradient equals the one seen, by L-BFGS.",
+        paper="Zhu, Liu and Han, Deep Leakage from Gradients, NeurIPS 2019",
+        url="https://arxiv.org/abs/1906.08935",
+        cost="one double backward pass per step and candidate; hundreds of steps",
+        weakness="needs twice differentiable activations; joint labels make it fragile for batches",
+        needs=frozenset({Knowledge.ARCHITECTURE}),
+        home=_HOME,
+        floor_psnr=18.0,
+    )
+)
+@dataclass(frozen=True, kw_only=True)
+class DLG(_Quadratic):
+    """Minimise ``sum_l |g_l(x', softmax(y')) - g_l|^2`` over inputs x' and label logits y'.
+
+    Departs from the paper: L-BFGS is batched with an Armijo line search, so a diverging candidate halves its step instead of exploding; inputs start at N(0.5, 0.25²)
+    because ours live in [0, 1]; the best iterate is kept.
+
+    Cost: 300 steps. Known weakness: ReLU networks have no second derivative to follow; noise of any size ends it.
+    """
+
+    def run(self, observations: Sequence[Observation], desk: Desk) -> list[Reconstruction]:
+        """Run with labels optimised jointly."""
+        return run_recipe(self._recipe("joint"), observations, desk)
+
+
+@ATTACKS.register(
+    AttackCard(
+        name="idlg",
+        summary="Reads the label off the last layer, then searches for the input by L-BFGS.",
+        paper="Zhao, Mopuri and Bilen, iDLG: Improved Deep Leakage from Gradients, 2020",
+        url="https://arxiv.org/abs/2001.02610",
+        cost="one double backward pass per step and candidate; hundreds of steps",
+        weakness="needs twice differentiable activations and a readable last layer",
+        needs=frozenset({Knowledge.ARCHITECTURE}),
+        home=_HOME,
+        floor_psnr=20.0,
+    )
+)
+@dataclass(frozen=True, kw_only=True)
+class IDLG(_Quadratic):
+    """Recover the label by the sign of the classifier's bias gradient, then minimise ``sum_l |g_l(x', y) - g_l|^2`` over x'.
+
+    Departs from the paper: as DLG; for batches, labels come from bias counts (see `gradveil.attacks.labels`).
+
+    Cost: 300 steps. Known weakness: as DLG, and a wrong label cannot be mended.
+    """
+
+    def run(self, observations: Sequence[Observation], desk: Desk) -> list[Reconstruction]:
+        """Run with recovered labels."""
+        return run_recipe(self._recipe("recovered"), observations, desk)

@@ -1,0 +1,128 @@
+"""Named, versioned ensembles: what a defense is judged by. They take no parameters, so two people who name the same one ran the same attackers.
+
+A published version never changes; a better ensemble gets a new number. The short names ``quick`` and ``standard`` mean the newest version.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+from gradveil.attacks.adaptive import STANCES, stances_for
+from gradveil.attacks.base import ATTACKS, Attack, Desk
+from gradveil.attacks.deep_leakage import DLG, IDLG
+from gradveil.attacks.feature_inversion import FeatureInversion
+from gradveil.attacks.inverting_gradients import InvertingGradients
+from gradveil.attacks.linear_layer import LinearLayer
+from gradveil.errors import UsageError, suggest
+from gradveil.records import Observation
+
+__all__ = ["ENSEMBLES", "Ensemble", "Member", "line_up", "names", "resolve"]
+
+
+@dataclass(frozen=True)
+class Member:
+    """An attack and the stances it takes towards the defense."""
+
+    attack: Any
+    stances: tuple[str, ...] = ("plain",)
+
+
+@dataclass(frozen=True)
+class Ensemble:
+    """A frozen set of attackers.
+
+    Attributes:
+        name: With its version, as reports print it.
+        summary: One sentence.
+        members: Attacks with their stances.
+        rehearsals: Public images the attacker tries everything on before.
+    """
+
+    name: str
+    summary: str
+    members: tuple[Member, ...]
+    rehearsals: int
+
+
+def _smooth_to_sharp(steps: int, restarts: int = 1, **changes: Any) -> InvertingGradients:
+    """Cosine matching that starts grey and smooth and lets go of smoothness while it converges; prior weights in units of the starting loss."""
+    settings: dict[str, Any] = {
+        "steps": steps,
+        "restarts": restarts,
+        "signed": False,
+        "schedule": "cosine",
+        "tv": 0.25,
+        "tv_end": 2.5e-5,
+        "relative": True,
+        "start": "grey",
+        "smooth_relu": True,
+        "title": "smooth_to_sharp",
+    }
+    return InvertingGradients(**(settings | changes))
+
+
+_NOISE_AWARE = {"tv": 0.5, "tv_end": 0.02, "title": "smooth_to_sharp_noisy"}
+
+QUICK = Ensemble(
+    "quick-1",
+    "A first look in minutes: one strong recipe in every stance, a smoother one for noise, and the two cheap analytic attacks.",
+    (
+        Member(_smooth_to_sharp(500), STANCES),
+        Member(_smooth_to_sharp(300, **_NOISE_AWARE), ("plain", "informed")),
+        Member(FeatureInversion(steps=400)),
+        Member(LinearLayer()),
+    ),
+    rehearsals=2,
+)
+
+STANDARD = Ensemble(
+    "standard-1",
+    "The judgement we publish: complementary recipes with restarts, every stance, and published attacks in their own settings.",
+    (
+        Member(_smooth_to_sharp(2000, 2), STANCES),
+        Member(_smooth_to_sharp(2000, learning_rate=0.05, tv=3.0, tv_end=0.1, title="smooth_to_smooth"), ("plain", "informed")),
+        Member(_smooth_to_sharp(1500, **_NOISE_AWARE), ("plain", "informed")),
+        Member(_smooth_to_sharp(1500, objective="layer_cosine", title="smooth_to_sharp_layers"), ("plain", "informed", "zero_mask")),
+        Member(InvertingGradients(steps=2000)),
+        Member(IDLG(steps=400), ("plain", "informed")),
+        Member(DLG(steps=400)),
+        Member(FeatureInversion(steps=1500)),
+        Member(LinearLayer()),
+    ),
+    rehearsals=4,
+)
+
+ENSEMBLES = {ensemble.name: ensemble for ensemble in (QUICK, STANDARD)}
+
+
+def names() -> list[str]:
+    """Return the versioned names."""
+    return sorted(ENSEMBLES)
+
+
+def resolve(spelling: str) -> Ensemble:
+    """Return an ensemble by name (``quick`` means its newest version), or a single attack, in all stances it can take, as an ensemble of one."""
+    versions = [name for name in ENSEMBLES if name == spelling or name.rpartition("-")[0] == spelling]
+    if versions:
+        return ENSEMBLES[max(versions)]
+    bare = spelling.partition("(")[0].strip()
+    known = [*ENSEMBLES, *ATTACKS.names()]
+    if ":" not in bare and bare not in ATTACKS.names():
+        raise UsageError(f"there is no ensemble or attack called {bare!r}{suggest(bare, known)}")
+    attack = ATTACKS.build(spelling)
+    stances = STANCES if hasattr(attack, "stance") else ("plain",)
+    return Ensemble(spelling, "One attack in every stance it can take.", (Member(attack, stances),), rehearsals=2)
+
+
+def line_up(ensemble: Ensemble, observation: Observation, desk: Desk) -> list[Attack]:
+    """Return the attacks to launch: every member that applies, in every stance that makes sense for what was seen."""
+    possible = stances_for(observation, desk)
+    attacks: list[Attack] = []
+    for member in ensemble.members:
+        if member.attack.applies(observation) is not None:
+            continue
+        for stance in member.stances:
+            if stance in possible:
+                attacks.append(replace(member.attack, stance=stance) if hasattr(member.attack, "stance") else member.attack)
+    return attacks

@@ -1,0 +1,71 @@
+"""Label recovery from the gradient of the last layer.
+
+For cross-entropy averaged over B examples the bias gradient of the classifier is, exactly, db_c = mean_i p_ic - n_c / B, with n_c the number of examples of
+class c and p the predicted probabilities. So db_c is negative where a class is present and the network is not yet sure (iDLG, Zhao et al. 2020, for B = 1), and
+n_c = B (p_c - db_c) for batches once the mean prediction p_c is estimated (Geng et al. 2021). The update must have gradient sign.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from gradveil.records import Observation
+from gradveil.tensors import Named
+
+__all__ = ["classifier_layer", "label_scores", "recover_labels"]
+
+
+def classifier_layer(weights: Named, classes: int) -> str | None:
+    """Return the name of the last weight matrix with one row per class, or None."""
+    names = [name for name, value in weights.items() if value.ndim == 2 and value.shape[0] == classes]
+    return names[-1] if names else None
+
+
+def label_scores(observation: Observation) -> Tensor | None:
+    """Return the (C,) gradient evidence per class, the lower the likelier; None where the model has no classifier layer.
+
+    The bias gradient where there is one; else the row sums of the weight gradient, which need non-negative features.
+    """
+    update = observation.update.weights
+    layer = classifier_layer(update, observation.classes)
+    if layer is None:
+        return None
+    bias = layer.removesuffix("weight") + "bias"
+    scores = update[bias] if bias in update else update[layer].sum(1)
+    settings = observation.learner.settings
+    if settings.shares == "weights":
+        per_client = observation.examples // settings.clients
+        scores = scores / (settings.learning_rate * settings.steps(per_client))
+    return scores
+
+
+def recover_labels(observation: Observation) -> Tensor:
+    """Return the most likely labels of all examples behind the update, sorted.
+
+    One example: the class with the lowest evidence (iDLG). Several: counts n_c = B (p_c - db_c), with p_c the global model's mean prediction on grey
+    noise, rounded by largest remainders so that they sum to B. Without a classifier layer: zeros.
+    """
+    count = observation.examples
+    device = next(iter(observation.update.weights.values())).device
+    scores = label_scores(observation)
+    if scores is None:
+        return torch.zeros(count, dtype=torch.int64, device=device)
+    if count == 1:
+        return scores.argmin().reshape(1)
+    wanted = (count * (_mean_prediction(observation) - scores)).clamp_min(0)
+    wanted = wanted * (count / wanted.sum().clamp_min(1e-12))
+    whole = wanted.floor()
+    for index in (wanted - whole).argsort(descending=True)[: int(count - whole.sum())]:
+        whole[index] += 1
+    return torch.arange(len(scores), device=device).repeat_interleave(whole.to(torch.int64))[:count]
+
+
+def _mean_prediction(observation: Observation) -> Tensor:
+    learner = observation.learner
+    generator = torch.Generator().manual_seed(0)
+    noise = 0.5 + 0.2 * torch.randn((16, *observation.input_shape), generator=generator)
+    reference = next(iter(learner.weights.values()))
+    outputs = learner.forward(learner.weights, noise.clamp(0, 1).to(reference))
+    outputs = outputs[0] if isinstance(outputs, tuple) else outputs
+    return outputs.softmax(1).mean(0).detach()

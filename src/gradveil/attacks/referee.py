@@ -1,0 +1,188 @@
+"""The referee: one ranking over the candidates of all recipes, as the attacker would make it, without the truth.
+
+Recipes have losses that cannot be compared, so every candidate is scored anew: in float64, without priors, by replaying the whole defended client through the
+informed adversary model, its unknowns refitted. Where the noise of the release is known the score is the Gaussian negative log-likelihood; else it is the mean over
+tensors of the relative squared residual, each tensor weighted by how exactly it arrives. How exactly is measured, not declared: the attacker sends public images of
+its own through the same client and looks at the residual at their truth.
+
+Candidates that explain what was seen as well as the truth would (judged by the same public images) are tied. Ties go to the recipe that did best on the
+public images.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+from torch.func import vmap
+
+from gradveil.adversary import prefixed, with_prefix
+from gradveil.attacks.loop import Problem, optimise
+from gradveil.attacks.execution import Execution
+from gradveil.attacks.optimisers import Adam
+from gradveil.records import AdversaryModel, Observation, Reconstruction
+from gradveil.tensors import Named
+
+__all__ = ["Referee", "Verdict", "recipe_key"]
+
+REFIT_STEPS = 60
+TIE_FACTOR = 1.25
+
+
+def recipe_key(candidate: Reconstruction) -> str:
+    """Return ``recipe/stance``: what a rehearsal ranks."""
+    return f"{candidate.recipe}/{candidate.stance}"
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What the attacker selects for one target: the candidate's index, all scores, and which candidates were tied."""
+
+    chosen: int
+    scores: list[float]
+    tied: list[int]
+
+
+@dataclass(frozen=True)
+class Referee:
+    """Scores candidates and selects among them.
+
+    Attributes:
+        arrival: Per tensor, the root mean square relative residual at the truth of public images; 0 where it arrives exactly.
+        truth_score: The highest score a truth reached in rehearsal; a candidate below it explains the update as well as the truth would.
+        rehearsal: Mean PSNR of each recipe on the public images.
+    """
+
+    arrival: dict[str, float] = field(default_factory=dict)
+    truth_score: float = 0.0
+    rehearsal: dict[str, float] = field(default_factory=dict)
+
+    @classmethod
+    def rehearsed(
+        cls,
+        observations: Sequence[Observation],
+        truths: Sequence[tuple[Tensor, Tensor]],
+        candidates: Sequence[Sequence[Reconstruction]],
+    ) -> Referee:
+        """Learn from the attacker's own public images: how exactly tensors arrive, what a truth scores, and which recipe does best.
+
+        Args:
+            observations: What the client would have sent for the public images.
+            truths: Their inputs and labels.
+            candidates: What the recipes made of the observations.
+        """
+        if not observations:
+            return cls()
+        squares: dict[str, list[float]] = {}
+        for observation, (inputs, labels) in zip(observations, truths, strict=True):
+            residuals, observed, _ = _compare(observation, inputs[None].double(), labels[None], [{}])
+            for name, value in residuals.items():
+                size = float(observed[name].square().sum())
+                squares.setdefault(name, []).append(float(value.square().sum()) / size if size > 0 else 0.0)
+        arrival = {name: (sum(values) / len(values)) ** 0.5 for name, values in squares.items()}
+        judge = cls(arrival)
+        scores = [
+            judge.scores(o, [Reconstruction(x, y, recipe="truth")])[0] for o, (x, y) in zip(observations, truths, strict=True)
+        ]
+        return cls(arrival, max(scores), _rehearsal_psnr(truths, candidates))
+
+    def scores(self, observation: Observation, candidates: Sequence[Reconstruction]) -> list[float]:
+        """Return one score per candidate, lower is better; infinite where it cannot be computed."""
+        inputs = torch.stack([c.inputs if c.unfinished is None else c.unfinished for c in candidates]).double()
+        labels = torch.stack([c.targets for c in candidates])
+        residuals, observed, count = _compare(observation, inputs, labels, [c.variables for c in candidates])
+        std = observation.adversary.noise_std(observation)
+        if std is not None and std > 0:
+            total = torch.stack([r.square().flatten(1).sum(1) for r in residuals.values()]).sum(0) / (2 * std**2 * count)
+        else:
+            total = self._weighted(residuals, observed)
+        return [float(v) if bool(torch.isfinite(v)) else float("inf") for v in total]
+
+    def _weighted(self, residuals: Named, observed: Named) -> Tensor:
+        terms, weights = [], []
+        for name, residual in residuals.items():
+            size = observed[name].square().flatten(1).sum(1)
+            weight = torch.where(size > 0, 1.0 / (self.arrival.get(name, 0.0) ** 2 + 1e-4), 0.0)
+            terms.append(weight * residual.square().flatten(1).sum(1) / size.clamp_min(1e-300))
+            weights.append(weight)
+        return torch.stack(terms).sum(0) / torch.stack(weights).sum(0).clamp_min(1e-300)
+
+    def select(self, observation: Observation, candidates: Sequence[Reconstruction]) -> Verdict:
+        """Return the candidate an attacker without the truth would keep."""
+        scores = self.scores(observation, candidates)
+        limit = max(min(scores) * TIE_FACTOR, self.truth_score)
+        tied = [index for index, score in enumerate(scores) if score <= limit] or [0]
+        best = max(tied, key=lambda i: (self.rehearsal.get(recipe_key(candidates[i]), float("-inf")), -scores[i]))
+        return Verdict(best, scores, tied)
+
+
+def _rehearsal_psnr(truths: Sequence[tuple[Tensor, Tensor]], candidates: Sequence[Sequence[Reconstruction]]) -> dict[str, float]:
+    found: dict[str, list[float]] = {}
+    for (inputs, _), many in zip(truths, candidates, strict=True):
+        for candidate in many:
+            error = _batch_error(candidate.inputs, inputs)
+            found.setdefault(recipe_key(candidate), []).append(-10 * float(torch.log10(error.clamp_min(1e-6))))
+    return {key: sum(values) / len(values) for key, values in found.items()}
+
+
+def _batch_error(left: Tensor, right: Tensor) -> Tensor:
+    """Mean over examples of the error to the nearest reconstruction: batches come back in any order."""
+    distance = (right[:, None] - left[None]).square().flatten(2).mean(2)
+    return distance.min(1).values.mean()
+
+
+def _compare(
+    observation: Observation, inputs: Tensor, labels: Tensor, variables: list[Named]
+) -> tuple[Named, Named, int]:
+    """Return residuals and observed tensors of all candidates (leading axis), and the number of compared entries per candidate."""
+    adversary = observation.adversary
+    learners = tuple(learner.to(torch.float64) for learner in observation.learners)
+    inputs = inputs.to(next(iter(learners[0].weights.values())).device)
+    evidence: Named = {}
+    for index in range(len(observation.updates)):
+        seen = {n: v.double() if v.is_floating_point() else v for n, v in adversary.evidence(observation, index).items()}
+        evidence |= with_prefix(seen, f"{index}|")
+
+    def both(x: Tensor, y: Tensor, unknown: Named) -> tuple[Named, Named]:
+        left: Named = {}
+        right: Named = {}
+        for index, learner in enumerate(learners):
+            comparison = adversary.compare(prefixed(evidence, f"{index}|"), adversary.replay(learner, x, y, unknown), unknown)
+            left |= with_prefix(comparison.residuals(), f"{index}|")
+            right |= with_prefix(comparison.observed, f"{index}|")
+        return left, right
+
+    unknowns = _refit(observation, adversary, inputs, labels, variables, both)
+    found = [both(x, y, u) for x, y, u in zip(inputs, labels, unknowns, strict=True)] if len(inputs) == 1 else None
+    if found is not None:
+        residuals, observed = ({n: v[None] for n, v in side.items()} for side in found[0])
+    else:
+        stacked = {n: torch.stack([u[n] for u in unknowns]) for n in unknowns[0]}
+        residuals, observed = vmap(both, in_dims=(0, 0, 0 if stacked else None), chunk_size=16)(inputs, labels, stacked)
+    count = sum(value[0].numel() for value in residuals.values())
+    return {n: v.detach() for n, v in residuals.items()}, {n: v.detach() for n, v in observed.items()}, count
+
+
+def _refit(  # type: ignore[no-untyped-def]
+    observation: Observation, adversary: AdversaryModel, inputs: Tensor, labels: Tensor, variables: list[Named], both
+) -> list[Named]:
+    """Fit the defense's unknowns to each candidate with its inputs held fixed."""
+    generator = torch.Generator().manual_seed(0)
+    drawn = {n: v.double() for n, v in adversary.variables(observation, generator).items()}
+    if not drawn:
+        return [{} for _ in variables]
+    starts = [{n: own.get(n, drawn[n]).double() for n in drawn} for own in variables]
+    refitted = []
+    for x, y, start in zip(inputs, labels, starts, strict=True):
+
+        def loss(leaves: Named, constants: Named, x: Tensor = x, y: Tensor = y) -> Tensor:
+            residuals, observed = both(x, y, leaves)
+            size = torch.stack([v.square().sum() for v in observed.values()]).sum().clamp_min(1e-300)
+            return torch.stack([r.square().sum() for r in residuals.values()]).sum() / size + adversary.penalty(leaves)
+
+        problem = Problem(loss, {n: v[None] for n, v in start.items()}, {})
+        outcome = optimise(problem, Adam(learning_rate=0.05), REFIT_STEPS, Execution("looped", 1))
+        refitted.append({n: v[0] for n, v in outcome.leaves.items()})
+    return refitted

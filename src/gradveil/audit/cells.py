@@ -1,0 +1,113 @@
+"""One cell of an audit: every setting that decides its result, and the key under which the result is kept."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+from dataclasses import dataclass
+from typing import Any
+
+from gradveil.learning.settings import TrainingSettings
+from gradveil.records import ORDINARY, Knowledge, ThreatModel
+
+__all__ = ["CELL_FORMAT", "Cell"]
+
+CELL_FORMAT = "gradveil-cell-1"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cell:
+    """One point of the grid data × model × training state × batch size × local steps × defense × attack.
+
+    Attributes:
+        data: Built-in name or path.
+        labels: Path of a labels file, or empty.
+        scale: How values of files are brought to [0, 1]; see `gradveil.data.load_data`.
+        model: Built-in spelling or ``module:factory``.
+        weights: Path of a weights file, or empty.
+        state: ``untrained``; ``trained(steps=N)`` after N steps of SGD on the audited data; ``given`` with weights.
+        batch_size: Records behind one update.
+        local_steps: Local steps behind one update; more than one shares weights.
+        clients: More than one: the attacker sees only the sum over that many clients.
+        rounds: Rounds seen on the same records.
+        defense: Spelling of the defense or chain.
+        ensemble: Named ensemble (``quick``, ``standard``) or the spelling of one attack.
+        records: Records attacked.
+        seed: Root of all randomness.
+        batch_norm: ``eval`` or ``train``.
+        loss: Registered loss or ``module:function``.
+        optimizer: Of the local steps.
+        learning_rate: Of the local steps.
+        known_labels: Whether the attacker is given the labels.
+        steps: Cap on optimisation steps per recipe; 0 leaves the ensemble's own.
+        execution: ``auto``, ``batched``, ``looped``, ``compiled``.
+        device: ``cpu`` or ``cuda``.
+    """
+
+    data: str = "photos"
+    labels: str = ""
+    scale: str = ""
+    model: str = "lenet"
+    weights: str = ""
+    state: str = "untrained"
+    batch_size: int = 1
+    local_steps: int = 1
+    clients: int = 1
+    rounds: int = 1
+    defense: str = "none"
+    ensemble: str = "quick"
+    records: int = 16
+    seed: int = 0
+    batch_norm: str = "eval"
+    loss: str = "cross_entropy"
+    optimizer: str = "sgd"
+    learning_rate: float = 0.01
+    known_labels: bool = False
+    steps: int = 0
+    execution: str = "auto"
+    device: str = "cpu"
+
+    @property
+    def shares(self) -> str:
+        """``weights`` after several local steps or with an optimiser of its own, else ``gradient``."""
+        return "weights" if self.local_steps > 1 or self.optimizer != "sgd" else "gradient"
+
+    @property
+    def targets(self) -> int:
+        """Number of updates attacked: records over records per update, rounded up."""
+        return -(-self.records // (self.batch_size * self.clients))
+
+    def training(self) -> TrainingSettings:
+        """Return the settings of local training."""
+        return TrainingSettings(
+            shares=self.shares,  # type: ignore[arg-type]
+            local_steps=self.local_steps,
+            optimizer=self.optimizer,  # type: ignore[arg-type]
+            learning_rate=self.learning_rate,
+            batch_norm=self.batch_norm,  # type: ignore[arg-type]
+            clients=self.clients,
+        )
+
+    def threat(self) -> ThreatModel:
+        """Return who attacks."""
+        knows = ORDINARY | ({Knowledge.LABELS} if self.known_labels else frozenset())
+        return ThreatModel(clients=self.clients, rounds=self.rounds, knows=knows)
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return the settings as plain JSON values, in order."""
+        return {**dataclasses.asdict(self), "shares": self.shares}
+
+    def key(self, **content: str | int) -> str:
+        """Return the 16 hex digits under which the result is kept.
+
+        Args:
+            content: What the settings only name: digests of data and weights, the code version, thread count.
+        """
+        settings = self.as_dict()
+        text = json.dumps({"format": CELL_FORMAT, "cell": settings, "content": content}, sort_keys=True)
+        return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+    def replace(self, **changes: Any) -> Cell:
+        """Return a copy with some settings changed."""
+        return dataclasses.replace(self, **changes)

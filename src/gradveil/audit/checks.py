@@ -1,0 +1,218 @@
+"""Reasons not to trust a number, looked for in every cell. A failed check takes the verdict away; a warning stands beside it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import torch
+from torch import nn
+
+from gradveil.attacks.referee import Referee, Verdict
+from gradveil.audit.judge import Scored
+from gradveil.audit.subjects import Subject
+from gradveil.records import Reconstruction
+
+__all__ = ["Check", "run_checks"]
+
+FEW_RECORDS = 16
+FEW_CANDIDATES = 100
+LARGE_REGRET_DB = 3.0
+
+
+@dataclass(frozen=True)
+class Check:
+    """One look at one reason to doubt."""
+
+    name: str
+    level: str
+    sentence: str
+    remedy: str = ""
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return the check as plain JSON values."""
+        return asdict(self)
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """What the checks look at."""
+
+    subject: Subject
+    candidates: Sequence[Sequence[Reconstruction]]
+    chosen: Sequence[Reconstruction]
+    verdicts: Sequence[Verdict]
+    referee: Referee
+    selected: Scored
+    best: Scored
+    nulls: dict[str, Scored]
+
+
+def run_checks(evidence: Evidence) -> list[Check]:
+    """Run every check."""
+    looks = (
+        _loss_fell,
+        _gradient_alive,
+        _finite,
+        _truth_is_minimum,
+        _same_mode,
+        _oracle_labels,
+        _better_than_null,
+        _enough_records,
+        _enough_candidates,
+        _regret,
+        _informed,
+        _dropout,
+    )
+    return [look(evidence) for look in looks]
+
+
+def _loss_fell(evidence: Evidence) -> Check:
+    optimised = [c for many in evidence.candidates for c in many if c.steps > 0]
+    stuck = [c for c in optimised if not c.best_loss < 0.999 * c.first_loss]
+    recipes = sorted({f"{c.recipe}/{c.stance}" for c in stuck})
+    if optimised and len(stuck) == len(optimised):
+        return Check(
+            "matching_loss_fell", "fail", "No attack's objective ever fell, so the attacks did not work as attacks.", "Look for detached gradients in the model."
+        )
+    if len(stuck) > len(optimised) / 4:
+        return Check(
+            "matching_loss_fell",
+            "warn",
+            f"The objective never fell for {len(stuck)} of {len(optimised)} candidates ({', '.join(recipes)}).",
+            "Those attackers count as tried, not as failed; the others carry the verdict.",
+        )
+    return Check("matching_loss_fell", "ok", "The attacks' objectives fell.")
+
+
+def _gradient_alive(evidence: Evidence) -> Check:
+    optimised = [c for many in evidence.candidates for c in many if c.steps > 0]
+    dead = [c for c in optimised if not (math.isfinite(c.gradient_norm) and c.gradient_norm > 0)]
+    if optimised and len(dead) == len(optimised):
+        return Check(
+            "gradient_alive",
+            "fail",
+            "The matching loss has no gradient with respect to the inputs: the update is constant or detached.",
+            "Check that the model is differentiable twice and that its weights are not saturated.",
+        )
+    if dead:
+        return Check("gradient_alive", "warn", f"{len(dead)} of {len(optimised)} candidates started without a gradient.", "See the attackers table.")
+    return Check("gradient_alive", "ok", "The matching loss has a gradient.")
+
+
+def _finite(evidence: Evidence) -> Check:
+    broken = [c for many in evidence.candidates for c in many if c.status == "not finite"]
+    total = sum(len(many) for many in evidence.candidates)
+    if broken:
+        level = "fail" if len(broken) == total else "warn"
+        return Check("finite", level, f"{len(broken)} of {total} candidates met values that are not finite.", "Their last good iterate was kept.")
+    return Check("finite", "ok", "All candidates stayed finite.")
+
+
+def _truth_is_minimum(evidence: Evidence) -> Check:
+    """At the truth (the trained batch), the referee's score should not be above that of what was found."""
+    worse = 0
+    for target, verdict in zip(evidence.subject.targets, evidence.verdicts, strict=True):
+        device = next(iter(target.observation.update.weights.values())).device
+        truth = Reconstruction(target.trained_inputs.detach(), target.batch.targets.to(device), recipe="truth")
+        at_truth = evidence.referee.scores(target.observation, [truth])[0]
+        found = verdict.scores[verdict.chosen]
+        worse += at_truth > max(found, evidence.referee.truth_score) * 1.05 + 1e-9
+    n = len(evidence.verdicts)
+    if worse > n / 2:
+        return Check(
+            "truth_is_minimum",
+            "warn",
+            f"For {worse} of {n} targets the truth scores worse than what was found: no attacker of this ensemble could have won by matching better.",
+            "Read this row as a lower bound on the leak; the defense's adversary model or the noise leaves the truth undetermined.",
+        )
+    return Check("truth_is_minimum", "ok", "The truth is among the best explanations of what was seen.")
+
+
+def _same_mode(evidence: Evidence) -> Check:
+    cell = evidence.subject.cell
+    modules = list(evidence.subject.learner.model.modules())
+    has_norm = any(isinstance(m, nn.modules.batchnorm._BatchNorm) for m in modules)
+    if not has_norm:
+        return Check("same_mode", "ok", "Victim and attacker use the same loss; the model has no BatchNorm.")
+    return Check("same_mode", "ok", f"Victim and attacker use the same loss and BatchNorm in {cell.batch_norm} mode.")
+
+
+def _oracle_labels(evidence: Evidence) -> Check:
+    if any(c.oracle_labels for many in evidence.candidates for c in many):
+        return Check(
+            "oracle_labels", "warn", "The attacker was given the true labels.", "Set known_labels = false to see what an attacker without them gets."
+        )
+    return Check("oracle_labels", "ok", "Labels were recovered from the update, not given.")
+
+
+def _better_than_null(evidence: Evidence) -> Check:
+    found = evidence.selected.values["psnr"]
+    bars = [null.values["psnr"] for null in evidence.nulls.values()]
+    assert isinstance(found, torch.Tensor)
+    bar = max(float(b.median()) for b in bars if isinstance(b, torch.Tensor))
+    share = float((evidence.selected.rank == 1).double().mean())
+    chance = max(float((null.rank == 1).double().mean()) for null in evidence.nulls.values())
+    if share <= chance and float(found.median()) <= bar:
+        return Check(
+            "better_than_null",
+            "warn",
+            "The selected reconstructions are no better than guessing without the update.",
+            "This says these attackers failed, not that none can succeed.",
+        )
+    return Check("better_than_null", "ok", "The selected reconstructions beat every null baseline.")
+
+
+def _enough_records(evidence: Evidence) -> Check:
+    n = len(evidence.subject.positions)
+    if n < FEW_RECORDS:
+        return Check("enough_records", "warn", f"Only {n} records were attacked; the interval is wide.", f"Attack at least {FEW_RECORDS} records.")
+    return Check("enough_records", "ok", f"{n} records were attacked.")
+
+
+def _enough_candidates(evidence: Evidence) -> Check:
+    count = len(evidence.subject.candidates)
+    if count < FEW_CANDIDATES:
+        return Check(
+            "enough_candidates",
+            "warn",
+            f"Records were identified among {count} candidates only, so identifying one is easier than it sounds.",
+            f"Bring at least {FEW_CANDIDATES} records of the same kind.",
+        )
+    return Check("enough_candidates", "ok", f"Records were identified among {count} candidates.")
+
+
+def _regret(evidence: Evidence) -> Check:
+    chosen, best = evidence.selected.values["psnr"], evidence.best.values["psnr"]
+    assert isinstance(chosen, torch.Tensor) and isinstance(best, torch.Tensor)
+    regret = float((best - chosen).median())
+    if regret > LARGE_REGRET_DB:
+        return Check(
+            "regret",
+            "warn",
+            f"A better candidate existed: choosing by truth would gain {regret:.1f} dB in the median.",
+            "The attacker could not tell; treat the best-by-truth row as what luck or a better prior may reach.",
+        )
+    return Check("regret", "ok", "The attacker's choice is close to the best candidate.")
+
+
+def _informed(evidence: Evidence) -> Check:
+    if evidence.subject.targets[0].observation.adversary.incomplete:
+        return Check(
+            "informed_complete",
+            "warn",
+            "Informed incomplete: the chain's own adversary model replays only part of what was done.",
+            "The generic attackers (straight-through, averaging, zero mask) cover the rest as well as they can.",
+        )
+    return Check("informed_complete", "ok", "The informed attacker knows the whole defense.")
+
+
+def _dropout(evidence: Evidence) -> Check:
+    layers = [m for m in evidence.subject.learner.model.modules() if isinstance(m, nn.modules.dropout._DropoutNd) and m.p > 0]
+    if layers:
+        return Check(
+            "dropout", "warn", f"The model has {len(layers)} dropout layers; updates were computed with dropout off.", "Training with dropout on leaks a little less."
+        )
+    return Check("dropout", "ok", "The model has no dropout.")

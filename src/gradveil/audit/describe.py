@@ -1,0 +1,96 @@
+"""What a run is: its provenance, the cards of everything it used, and what it did not test."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import platform
+import subprocess
+from datetime import UTC, datetime
+from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+
+import gradveil
+from gradveil.attacks import ATTACKS, resolve
+from gradveil.data import DATASETS
+from gradveil.defenses import DEFENSES, build_defense, parts_of
+from gradveil.metrics import METRICS
+
+if TYPE_CHECKING:
+    from gradveil.audit.plan import Plan
+
+__all__ = ["NOT_TESTED", "code_version", "describe_run"]
+
+NOT_TESTED = (
+    "membership inference: whether a record was used at all",
+    "property inference: what the data have in common",
+    "what the final trained model remembers",
+    "attackers who alter the model they send",
+    "generative and learned attackers with priors trained on similar data",
+    "attackers stronger or more patient than the named ensemble",
+)
+
+
+@cache
+def code_version() -> str:
+    """Return a digest of the package's own source: results of other code are never mixed in."""
+    digest = hashlib.sha256()
+    root = Path(gradveil.__file__).parent
+    for room in ("", "data", "models", "learning", "defenses", "wire", "federation", "attacks", "metrics", "audit"):
+        for path in sorted((root / room).glob("*.py")):
+            digest.update(path.name.encode() + path.read_bytes())
+    return digest.hexdigest()[:16]
+
+
+def describe_run(plan: Plan, keys: list[str], command: str) -> dict[str, Any]:
+    """Return run.json of docs/results-format.md."""
+    cells = plan.cells()
+    parts = sorted({part.card.name for cell in cells for part in parts_of(build_defense(cell.defense))})
+    attacks = sorted({m.attack.card.name for cell in cells for m in resolve(cell.ensemble).members})
+    return {
+        "format": "gradveil-run-1",
+        "version": gradveil.__version__,
+        "title": plan.title,
+        "command": command,
+        "plan": plan.as_dict(),
+        "cells": keys,
+        "builtin_data": all(cell.data in DATASETS.names() for cell in cells),
+        "not_tested": list(NOT_TESTED),
+        "provenance": _provenance(cells[0].seed, cells[0].device),
+        "cards": {
+            "defenses": {name: DEFENSES.card(name).as_dict() for name in parts if ":" not in name},
+            "attacks": {name: ATTACKS.card(name).as_dict() for name in attacks},
+            "metrics": {card.name: card.as_dict() for card in METRICS.cards()},
+        },
+    }
+
+
+def _provenance(seed: int, device: str) -> dict[str, Any]:
+    name = torch.cuda.get_device_name(0) if device == "cuda" else device
+    return {
+        "gradveil": gradveil.__version__,
+        "code": code_version(),
+        "commit": _commit(),
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "numpy": np.__version__,
+        "platform": platform.platform(),
+        "device": name,
+        "cores": os.cpu_count(),
+        "threads": 1,
+        "seed": seed,
+        "started": datetime.now(UTC).isoformat(timespec="seconds"),
+    }
+
+
+def _commit() -> str:
+    try:
+        root = Path(gradveil.__file__).parent
+        done = subprocess.run(["git", "rev-parse", "--short", "HEAD"], cwd=root, capture_output=True, text=True, timeout=5, check=False)
+    except (OSError, subprocess.SubprocessError):
+        return "unknown"
+    return done.stdout.strip() or "unknown"

@@ -1,0 +1,179 @@
+"""From candidates to numbers: per-record metrics, the attacker's selection, and the null baselines beside them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from gradveil.attacks.base import Desk
+from gradveil.attacks.ensembles import Ensemble
+from gradveil.attacks.matching import Recipe, run_recipe
+from gradveil.attacks.referee import Referee, Verdict, recipe_key
+from gradveil.audit.subjects import Subject
+from gradveil.metrics import assign, label_hits, measure, ranks, summarise
+from gradveil.metrics.base import Unavailable
+from gradveil.randomness import Seed
+from gradveil.records import Reconstruction
+
+__all__ = ["Scored", "best_by_truth", "null_rows", "score", "select"]
+
+NAMES = ("mse", "psnr", "ssim", "lpips")
+PRIOR_STEPS = 60
+MOST_PRIOR_TRIES = 8
+
+
+@dataclass(frozen=True)
+class Scored:
+    """One reconstruction per record, in the order of the records, with its metrics."""
+
+    images: Tensor
+    values: dict[str, Tensor | Unavailable]
+    rank: Tensor
+    labels: Tensor | None
+
+    def summary(self, seed: Seed) -> dict[str, Any]:
+        """Return the SUMMARY of docs/results-format.md."""
+        rows: dict[str, Any] = {"identified": (self.rank == 1).double(), **self.values}
+        if self.labels is not None:
+            rows["label_accuracy"] = self.labels
+        return summarise(rows, seed)
+
+    def column(self, name: str) -> list[float | None]:
+        """Return one metric per record, None where it is not available."""
+        value = self.values[name]
+        return [None] * len(self.rank) if isinstance(value, Unavailable) else [float(v) for v in value]
+
+
+def originals(subject: Subject) -> Tensor:
+    """Return the attacked records, in order."""
+    return torch.cat([target.batch.inputs for target in subject.targets])
+
+
+def score(subject: Subject, chosen: Sequence[Reconstruction]) -> Scored:
+    """Score one reconstruction per target: match batches to originals by assignment, then measure record by record."""
+    images, hits = [], []
+    for target, candidate in zip(subject.targets, chosen, strict=True):
+        inputs = candidate.inputs.detach().cpu().float()
+        order = assign(inputs, target.batch.inputs)
+        images.append(inputs[order])
+        hits.append(label_hits(candidate.targets.detach().cpu(), target.batch.targets, order=order))
+    return _scored(subject, torch.cat(images), torch.cat(hits))
+
+
+def _scored(subject: Subject, images: Tensor, labels: Tensor | None = None) -> Scored:
+    truth = originals(subject)
+    rank = ranks(images, torch.tensor(subject.positions), subject.candidates)
+    return Scored(images, measure(images, truth, NAMES), rank, labels)
+
+
+def select(
+    subject: Subject, candidates: Sequence[Sequence[Reconstruction]], referee: Referee, stances: Sequence[str] | None = None
+) -> tuple[list[Reconstruction], list[Verdict]] | None:
+    """Return, per target, what an attacker restricted to ``stances`` would keep; None where it has no candidate."""
+    kept, verdicts = [], []
+    for target, many in zip(subject.targets, candidates, strict=True):
+        allowed = [c for c in many if stances is None or c.stance in stances]
+        if not allowed:
+            return None
+        verdict = referee.select(target.observation, allowed)
+        kept.append(allowed[verdict.chosen])
+        verdicts.append(verdict)
+    return kept, verdicts
+
+
+def best_by_truth(subject: Subject, candidates: Sequence[Sequence[Reconstruction]]) -> list[Reconstruction]:
+    """Return, per target, the candidate nearest to the truth: an upper limit no attacker can be sure to reach."""
+    best = []
+    for target, many in zip(subject.targets, candidates, strict=True):
+        truth = target.batch.inputs
+        errors = [float((c.inputs.cpu().float()[assign(c.inputs.cpu().float(), truth)] - truth).square().mean()) for c in many]
+        best.append(many[int(np.argmin(errors))])
+    return best
+
+
+def null_rows(subject: Subject, ensemble: Ensemble, desk: Desk, tries: int, selected: Scored) -> dict[str, Scored]:
+    """Return the null baselines: what anyone gets without looking at the update.
+
+    Prior-only gets as many tries as the attackers had (at most eight; they hardly differ) and keeps the best by truth, which is generous to the null. Derangement
+    scores every selected reconstruction against another record, of the same label where there is one.
+    """
+    truth = originals(subject)
+    grey = torch.full_like(truth, 0.5)
+    mean = subject.candidates.mean(0, keepdim=True).expand_as(truth).contiguous()
+    return {
+        "grey": _scored(subject, grey),
+        "data_mean": _scored(subject, mean),
+        "prior_only": _prior_only(subject, ensemble, desk, min(tries, MOST_PRIOR_TRIES)),
+        "derangement": _derangement(subject, selected),
+    }
+
+
+def _prior_only(subject: Subject, ensemble: Ensemble, desk: Desk, tries: int) -> Scored:
+    """Run the ensemble's recipes with the matching term switched off."""
+    recipes = [member.attack.recipe() for member in ensemble.members if hasattr(member.attack, "recipe")] or [Recipe(name="prior", tv=1e-2)]
+    observations = [target.observation for target in subject.targets]
+    quiet = Desk(seed=desk.seed.child("prior only"), budget=PRIOR_STEPS, execution="batched")
+    found: list[list[Reconstruction]] = [[] for _ in observations]
+    for index, recipe in enumerate(recipes):
+        share = tries // len(recipes) + (index < tries % len(recipes))
+        if share == 0:
+            continue
+        changes = {"matching": 0.0, "restarts": share, "steps": PRIOR_STEPS, "relative": False, "stance": "plain"}
+        start = "noise" if index % 2 == 0 else recipe.start
+        bare = Recipe(**{**recipe.__dict__, **changes, "start": start, "tv": recipe.tv or 1e-4, "name": f"{recipe.name}:{index}"})
+        for candidate in run_recipe(bare, observations, quiet):
+            found[candidate.target].append(candidate)
+    chosen = best_by_truth(subject, found)
+    scored = score(subject, chosen)
+    return Scored(scored.images, scored.values, scored.rank, None)
+
+
+def _derangement(subject: Subject, selected: Scored) -> Scored:
+    truth = originals(subject)
+    labels = torch.cat([target.batch.targets for target in subject.targets]).tolist()
+    other = deranged(labels)
+    images = selected.images
+    rank = ranks(images, torch.tensor([subject.positions[j] for j in other]), subject.candidates)
+    return Scored(images, measure(images, truth[other], NAMES), rank, None)
+
+
+def deranged(labels: Sequence[int]) -> list[int]:
+    """Return for every record another one, of the same label where there is one.
+
+    >>> deranged([0, 0, 1])
+    [1, 0, 0]
+    """
+    count = len(labels)
+    other = []
+    for index, label in enumerate(labels):
+        later = [(index + step) % count for step in range(1, count)]
+        same = [j for j in later if labels[j] == label]
+        other.append((same or later or [index])[0])
+    return other
+
+
+def per_recipe(
+    subject: Subject, candidates: Sequence[Sequence[Reconstruction]], referee: Referee, chosen: Sequence[Reconstruction], seed: Seed
+) -> list[dict[str, Any]]:
+    """Return one row per recipe and stance: tries, how often it was selected, and its own summary."""
+    rows = []
+    keys = list(dict.fromkeys(recipe_key(c) for c in candidates[0]))
+    for key in keys:
+        own = [[c for c in many if recipe_key(c) == key] for many in candidates]
+        kept = [many[referee.select(t.observation, many).chosen] for t, many in zip(subject.targets, own, strict=True)]
+        rows.append(
+            {
+                "recipe": kept[0].recipe,
+                "stance": kept[0].stance,
+                "tries": len(own[0]),
+                "chosen": sum(recipe_key(c) == key for c in chosen),
+                "rehearsal_psnr": referee.rehearsal.get(key),
+                "summary": score(subject, kept).summary(seed.child(key)),
+            }
+        )
+    return rows

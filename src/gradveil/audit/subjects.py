@@ -1,0 +1,237 @@
+"""What an audit attacks: real clients running real defenses on chosen records, and what crosses the wire from them.
+
+This is the only place where truth and observation meet; attacks receive the observations alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from gradveil.attacks.base import Desk
+from gradveil.audit.cells import Cell
+from gradveil.data import Dataset, load_data, public_images
+from gradveil.defenses import Defense, build_defense, parts_of
+from gradveil.errors import UsageError
+from gradveil.federation.client import run_client
+from gradveil.learning import Learner, loss_by_name
+from gradveil.models import build_model
+from gradveil.randomness import Seed
+from gradveil.records import Batch, ModelSpec, Observation, Payload, Update
+from gradveil.registry import parse_call
+from gradveil.tensors import Named
+
+__all__ = ["Subject", "Target", "build_learner", "build_subject", "load_cell_data"]
+
+CANDIDATES = 256
+
+
+@dataclass(frozen=True)
+class Target:
+    """One update under attack, with the truth behind it."""
+
+    observation: Observation
+    batch: Batch
+    trained_inputs: Tensor
+
+
+@dataclass(frozen=True)
+class Subject:
+    """Everything a cell needs: targets, the attacker's own rehearsals, and the candidates for identification.
+
+    Attributes:
+        cell: The settings.
+        dataset: The audited data.
+        defense: The defense under test.
+        learner: The client's local training at the global weights of the first round.
+        targets: Updates of audited records.
+        rehearsals: Updates of public inputs, made by the attacker with the same client code.
+        candidates: (M, ...) inputs among which an original must be the nearest to count as identified.
+        positions: For every attacked record, its row in ``candidates``.
+        indices: For every attacked record, its row in the dataset.
+    """
+
+    cell: Cell
+    dataset: Dataset
+    defense: Defense
+    learner: Learner
+    targets: tuple[Target, ...]
+    rehearsals: tuple[Target, ...]
+    candidates: Tensor
+    positions: tuple[int, ...]
+    indices: tuple[int, ...]
+
+    def desk(self, budget: int, progress: Callable[[int], None] | None = None) -> Desk:
+        """Return the attacker's desk, with the defended client's code on the attacker's own data."""
+        parts = parts_of(self.defense)
+        idle = all(not part.stations() for part in parts)
+        return Desk(
+            seed=Seed(self.cell.seed).child("attacker"),
+            budget=self.cell.steps or budget,
+            execution=self.cell.execution,
+            simulate=None if idle else self._simulate,
+            progress=progress,
+            random_defense=any(part.card.random for part in parts),
+        )
+
+    def _simulate(self, inputs: Tensor, targets: Tensor, draw: int) -> tuple[Named, ...]:
+        learners = self.targets[0].observation.learners
+        seed = Seed(self.cell.seed).child("simulated", draw)
+        updates, _, _ = _send(learners, Batch(inputs, targets), self.defense, seed, _spec(self.learner))
+        return tuple(update.weights for update in updates)
+
+
+def load_cell_data(cell: Cell) -> Dataset:
+    """Load the audited data."""
+    options = {name: value for name, value in (("labels", cell.labels), ("scale", cell.scale)) if value}
+    return load_data(cell.data, **options)  # type: ignore[arg-type]
+
+
+def build_learner(cell: Cell, dataset: Dataset, defense: Defense) -> Learner:
+    """Build the global model in its training state, as the defense adapts it, with the cell's local training."""
+    seed = Seed(cell.seed).child("model")
+    model = build_model(
+        cell.model, input_shape=dataset.input_shape, classes=dataset.classes, seed=seed, weights=cell.weights or None
+    )
+    adapted = defense.adapt_model(model)
+    loss = loss_by_name(cell.loss)
+    loss = adapted.adapt_loss(loss) if adapted.adapt_loss else loss
+    learner = Learner.of(adapted.model, loss, cell.training().replace(clients=1)).to(torch.device(cell.device))
+    per_client = cell.batch_size
+    noise = {
+        name: torch.zeros((cell.local_steps, per_client, *shape), device=cell.device) for name, shape in adapted.noise_shapes.items()
+    }
+    return _train(learner.replace(noise=noise), dataset, cell)
+
+
+def _train(learner: Learner, dataset: Dataset, cell: Cell) -> Learner:
+    """Bring the model to the training state the cell asks for."""
+    name, settings = parse_call(cell.state)
+    if name in ("untrained", "given"):
+        return learner
+    if name != "trained" or set(settings) - {"steps", "learning_rate", "batch"}:
+        raise UsageError(f"training state {cell.state!r} is unknown; write untrained, given, or trained(steps=200)")
+    steps, rate, size = int(settings.get("steps", 200)), float(settings.get("learning_rate", 0.1)), int(settings.get("batch", 32))
+    generator = Seed(cell.seed).child("training").generator("batches")
+    weights = learner.weights
+    for _ in range(steps):
+        chosen = torch.randint(len(dataset), (min(size, len(dataset)),), generator=generator)
+        inputs, targets = dataset.inputs[chosen].to(cell.device), dataset.targets[chosen].to(cell.device)
+        gradient = learner.replace(noise={}).gradient(weights, inputs, targets)
+        weights = {n: w - rate * gradient[n] for n, w in weights.items()}
+    return learner.replace(weights={n: w.detach() for n, w in weights.items()})
+
+
+def build_subject(cell: Cell, dataset: Dataset, rehearsals: int) -> Subject:
+    """Let the clients of a cell send their updates, and the attacker rehearse on public inputs."""
+    defense = build_defense(cell.defense)
+    learner = build_learner(cell, dataset, defense)
+    size = cell.batch_size * cell.clients
+    wanted = cell.targets * size
+    if wanted > len(dataset):
+        raise UsageError(f"the audit needs {wanted} records and {dataset.name!r} has {len(dataset)}; lower records, batch_size or clients")
+    order = Seed(cell.seed).child("records").numpy("choice").permutation(len(dataset)).tolist()
+    chosen, others = order[:wanted], order[wanted:]
+    batches = [dataset.batch(chosen[i : i + size]) for i in range(0, wanted, size)]
+    learners = _rounds(cell, learner, defense, batches)
+    targets = tuple(_target(cell, learners, batch, defense, ("client", i)) for i, batch in enumerate(batches))
+    pool = chosen + others[: max(0, CANDIDATES - wanted)]
+    return Subject(
+        cell=cell,
+        dataset=dataset,
+        defense=defense,
+        learner=learner,
+        targets=targets,
+        rehearsals=_rehearse(cell, learners, dataset, defense, rehearsals),
+        candidates=dataset.inputs[pool],
+        positions=tuple(range(wanted)),
+        indices=tuple(chosen),
+    )
+
+
+def _rehearse(cell: Cell, learners: tuple[Learner, ...], dataset: Dataset, defense: Defense, count: int) -> tuple[Target, ...]:
+    if count == 0:
+        return ()
+    size = cell.batch_size * cell.clients
+    seed = Seed(cell.seed).child("rehearsal")
+    images = public_images(dataset.input_shape, count * size, seed)
+    labels = torch.randint(dataset.classes, (count * size,), generator=seed.generator("labels"))
+    batches = [Batch(images[i : i + size], labels[i : i + size]) for i in range(0, count * size, size)]
+    return tuple(_target(cell, learners, batch, defense, ("rehearsal", i)) for i, batch in enumerate(batches))
+
+
+def _target(cell: Cell, learners: tuple[Learner, ...], batch: Batch, defense: Defense, path: tuple[object, ...]) -> Target:
+    seed = Seed(cell.seed).child(*path)
+    device = torch.device(cell.device)
+    moved = batch.replace(inputs=batch.inputs.to(device), targets=batch.targets.to(device))
+    updates, payloads, trained = _send(learners, moved, defense, seed, _spec(learners[0]))
+    observation = Observation(
+        learners=learners,
+        updates=updates,
+        payloads=payloads,
+        input_shape=tuple(batch.inputs.shape[1:]),
+        classes=_classes(learners[0], batch),
+        examples=len(batch),
+        threat=cell.threat(),
+        adversary=defense.adversary(),
+        labels=moved.targets if cell.known_labels else None,
+    )
+    return Target(observation, batch, trained)
+
+
+def _send(
+    learners: tuple[Learner, ...], batch: Batch, defense: Defense, seed: Seed, spec: ModelSpec
+) -> tuple[tuple[Update, ...], tuple[Payload, ...], Tensor]:
+    """Run all clients of one target through all rounds; return what the server reads per round (the mean over clients)."""
+    clients = learners[0].settings.clients
+    size = len(batch) // clients
+    states: list[Named | None] = [None] * clients
+    updates, payloads, trained = [], [], []
+    for round_index, learner in enumerate(learners):
+        own = learner.replace(settings=learner.settings.replace(clients=1))
+        decoded = []
+        for client in range(clients):
+            part = slice(client * size, (client + 1) * size)
+            share = Batch(batch.inputs[part], batch.targets[part], batch.records[part])
+            result = run_client(own, share, defense, seed.child(client), state=states[client], round_index=round_index)
+            states[client] = result.state
+            payloads.append(result.payload)
+            decoded.append(defense.decode(result.payload, spec))
+            if round_index == 0:
+                trained.append(result.trained_batch.inputs)
+        mean = {n: torch.stack([d.weights[n] for d in decoded]).mean(0).detach() for n in decoded[0].weights}
+        updates.append(Update(mean, examples=len(batch), round=round_index))
+    return tuple(updates), tuple(payloads), torch.cat(trained)
+
+
+def _rounds(cell: Cell, learner: Learner, defense: Defense, batches: list[Batch]) -> tuple[Learner, ...]:
+    """Return one learner per round seen; between rounds the server steps along the mean of all targets' defended updates."""
+    settings = learner.settings.replace(clients=cell.clients)
+    learners = [learner.replace(settings=settings)]
+    for round_index in range(1, cell.rounds):
+        totals: list[Named] = []
+        for index, batch in enumerate(batches):
+            moved = batch.replace(inputs=batch.inputs.to(cell.device), targets=batch.targets.to(cell.device))
+            updates, _, _ = _send(tuple(learners), moved, defense, Seed(cell.seed).child("client", index), _spec(learner))
+            totals.append(updates[round_index - 1].weights)
+        rate = cell.learning_rate if cell.shares == "gradient" else 1.0
+        last = learners[-1]
+        moved_on = {n: w - rate * torch.stack([t[n] for t in totals]).mean(0) for n, w in last.weights.items()}
+        learners.append(last.replace(weights=moved_on))
+    return tuple(learners)
+
+
+def _spec(learner: Learner) -> ModelSpec:
+    return ModelSpec.of(learner.model)
+
+
+def _classes(learner: Learner, batch: Batch) -> int:
+    with torch.no_grad():
+        noise = {n: v[:, :1] for n, v in learner.noise.items()}
+        reference = next(iter(learner.weights.values()))
+        outputs = learner.replace(noise=noise).forward(learner.weights, batch.inputs[:1].to(reference))
+    outputs = outputs[0] if isinstance(outputs, tuple) else outputs
+    return int(outputs.shape[1])
