@@ -45,6 +45,12 @@ class OpenAdversary:
         """True where this attacker knows less than the whole defense."""
         return False
 
+    @property
+    def matches_plainly(self) -> bool:
+        """True where the search is the same as that of an attacker who ignores the defense."""
+        searching = ("evidence", "variables", "prepare_learner", "on_examples", "on_gradient", "on_update", "replay", "compare")
+        return all(getattr(type(self), name) is getattr(OpenAdversary, name) for name in searching)
+
     def evidence(self, observation: Observation, round_index: int) -> Named:
         """Return the decoded update of one round."""
         return with_prefix(observation.updates[round_index].weights, OBSERVED)

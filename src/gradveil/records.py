@@ -199,6 +199,11 @@ class AdversaryModel(Protocol):
         """True where this attacker knows less than the whole defense; the row is flagged."""
         ...
 
+    @property
+    def matches_plainly(self) -> bool:
+        """True where the search is the same as that of an attacker who ignores the defense."""
+        ...
+
     def evidence(self, observation: Observation, round_index: int) -> Named:
         """Extract, as named tensors of fixed shape, what is compared with in one round."""
         ...

@@ -1,0 +1,37 @@
+"""Defenses, one file each. Adding one: write the file, add one import line here."""
+
+from gradveil.defenses.base import DEFENSES, AdaptedModel, ClientView, Defense, DefenseCard, State
+from gradveil.defenses.chain import Chain, build_defense, chain, granularity_of, parts_of, spell_defense
+from gradveil.defenses.clipping import Clipping
+from gradveil.defenses.data_noise import DataNoise
+from gradveil.defenses.entry_dropout import EntryDropout
+from gradveil.defenses.example_clipping import ExampleClipping
+from gradveil.defenses.gaussian_noise import GaussianNoise
+from gradveil.defenses.laplace_noise import LaplaceNoise
+from gradveil.defenses.none import NoDefense
+from gradveil.defenses.pruning import Pruning
+from gradveil.defenses.top_k import TopK
+
+__all__ = [
+    "DEFENSES",
+    "AdaptedModel",
+    "Chain",
+    "ClientView",
+    "Clipping",
+    "DataNoise",
+    "Defense",
+    "DefenseCard",
+    "EntryDropout",
+    "ExampleClipping",
+    "GaussianNoise",
+    "LaplaceNoise",
+    "NoDefense",
+    "Pruning",
+    "State",
+    "TopK",
+    "build_defense",
+    "chain",
+    "granularity_of",
+    "parts_of",
+    "spell_defense",
+]

@@ -1,0 +1,39 @@
+"""Checks of a defense's settings, so that every file refuses nonsense in the same words."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from gradveil.errors import UsageError, suggest
+
+__all__ = ["check_choice", "check_number"]
+
+
+def check_number(
+    owner: str, setting: str, value: object, *, least: float = 0.0, open_below: bool = False, below: float = math.inf
+) -> None:
+    """Refuse anything but a finite number in [least, below), or (least, below) where ``open_below``.
+
+    >>> check_number("pruning", "rate", 1.5, below=1)
+    Traceback (most recent call last):
+    gradveil.errors.UsageError: pruning: rate is 1.5; it must be a number at least 0 and below 1
+    """
+    number = isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
+    if number and (value > least if open_below else value >= least) and value < below:  # type: ignore[operator]
+        return
+    limit = f" and below {below:g}" if below < math.inf else ""
+    raise UsageError(
+        f"{owner}: {setting} is {value!r}; it must be a number {'above' if open_below else 'at least'} {least:g}{limit}"
+    )
+
+
+def check_choice(owner: str, setting: str, value: object, choices: Sequence[str]) -> None:
+    """Refuse anything but one of the choices.
+
+    >>> check_choice("clipping", "scope", "layers", ("global", "layer"))
+    Traceback (most recent call last):
+    gradveil.errors.UsageError: clipping: scope is 'layers'; did you mean 'layer'?
+    """
+    if value not in choices:
+        raise UsageError(f"{owner}: {setting} is {value!r}{suggest(str(value), choices)}")

@@ -1,0 +1,184 @@
+"""What a defense promises about the attacker who knows it: an attacker that cannot tell the truth from noise proves nothing."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+from torch.func import grad, grad_and_value, vmap
+
+from gradveil.defenses.base import Defense
+from gradveil.defenses.none import NoDefense
+from gradveil.federation.client import run_client
+from gradveil.learning.learner import Learner
+from gradveil.learning.settings import TrainingSettings
+from gradveil.randomness import Seed
+from gradveil.records import AdversaryModel, Batch, Observation, Reconstruction
+from gradveil.tensors import Named, stack
+from gradveil.testing.contract import NotApplicable, require
+from gradveil.testing.defenses_scene import Scene, at, draw_batch
+
+__all__ = ["ADVERSARY_CHECKS", "relative_residual"]
+
+TRUTHS = 5
+GUESSES = 4
+ENOUGH = 0.9
+"""Share of (truth, guess) pairs in which the truth must leave the smaller residual."""
+
+LOCAL_TRAINING = TrainingSettings(shares="weights", local_steps=2, learning_rate=0.05)
+
+
+def relative_residual(
+    adversary: AdversaryModel, learner: Learner, evidence: Named, inputs: Tensor, targets: Tensor, variables: Named
+) -> Tensor:
+    """Return ‖simulated - observed‖² / ‖observed‖² over all compared tensors."""
+    comparison = adversary.compare(evidence, adversary.replay(learner, inputs, targets, variables), variables)
+    gap = torch.stack([value.square().sum() for value in comparison.residuals().values()]).sum()
+    size = torch.stack([value.square().sum() for value in comparison.observed.values()]).sum()
+    return gap / size.clamp(min=1e-30)
+
+
+def adversary_gives_finite_numbers(defense: Defense, scene: Scene) -> None:
+    """Evidence, replay, comparison, penalty, noise and finished inputs are finite and of the right kind."""
+    observation = scene.observe(defense, 1, scene.batch)
+    adversary = observation.adversary
+    evidence, variables = _evidence(observation)
+    comparison = adversary.compare(
+        evidence, adversary.replay(scene.learner, scene.batch.inputs, scene.batch.targets, variables), variables
+    )
+    require(bool(comparison.simulated), "the attacker compares nothing")
+    require(comparison.simulated.keys() == comparison.observed.keys(), "simulated and observed names differ")
+    for what, named in (("evidence", evidence), ("simulated", comparison.simulated), ("observed", comparison.observed)):
+        for name, value in named.items():
+            require(bool(torch.isfinite(value).all()), f"{what} {name!r} is not finite")
+    require(bool(torch.isfinite(adversary.penalty(variables))), "the penalty is not finite")
+    std = adversary.noise_std(observation)
+    require(std is None or std > 0, f"the noise is said to be {std}; it must be above zero, or None where there is none")
+    require(isinstance(adversary.incomplete, bool), "incomplete is neither True nor False")
+    rebuilt = Reconstruction(scene.batch.inputs.clone(), scene.batch.targets, "truth", variables=variables)
+    finished = adversary.finish(rebuilt, observation).inputs
+    require(finished.shape == scene.batch.inputs.shape, f"finishing changes the shape to {tuple(finished.shape)}")
+    require(bool(((finished >= 0) & (finished <= 1)).all()), "finished inputs leave [0, 1]")
+
+
+def exact_is_exact(defense: Defense, scene: Scene) -> None:
+    """Tensors said to be exact are the raw gradient of one example up to a positive factor per layer."""
+    one = Batch(scene.batch.inputs[:1], scene.batch.targets[:1])
+    result = run_client(scene.learner, one, defense, Seed(1))
+    raw = scene.send(NoDefense(), batch=result.trained_batch).weights
+    observation = scene.observe(defense, 1, one)
+    names = defense.adversary().exact(observation)
+    unknown = names - observation.update.weights.keys()
+    require(not unknown, f"tensors said to be exact are not in the update: {sorted(unknown)}")
+    for layer in sorted({name.rpartition(".")[0] for name in names}):
+        own = [name for name in raw if name in names and name.rpartition(".")[0] == layer]
+        sent = torch.cat([observation.update.weights[name].double().reshape(-1) for name in own])
+        true = torch.cat([raw[name].double().reshape(-1) for name in own])
+        slack = 1 - torch.cosine_similarity(sent, true, dim=0) if bool(true.any()) else sent.abs().sum()
+        require(
+            bool(slack < 1e-9), f"{own} are said to be exact, but one minus their cosine with the raw gradient is {slack:.2g}"
+        )
+
+
+def noise_is_as_told(defense: Defense, scene: Scene) -> None:
+    """Where the attacker says how strong the noise is, the truth leaves a residual of that size."""
+    observations = {seed: scene.observe(defense, seed, draw_batch(seed)) for seed in range(TRUTHS)}
+    told = observations[0].adversary.noise_std(observations[0])
+    if told is None:
+        raise NotApplicable("the attacker knows of no noise on the update")
+    squares, entries = 0.0, 0
+    for seed, observation in observations.items():
+        (evidence, variables), truth = _evidence(observation), draw_batch(seed)
+        replayed = observation.adversary.replay(scene.learner, truth.inputs, truth.targets, variables)
+        for residual in observation.adversary.compare(evidence, replayed, variables).residuals().values():
+            squares, entries = squares + float(residual.double().square().sum()), entries + residual.numel()
+    found = math.sqrt(squares / entries)
+    require(0.8 < found / told < 1.25, f"the noise is said to be {told:.3g} per entry; at the truth it is {found:.3g}")
+
+
+def adversary_is_safe_under_vmap(defense: Defense, scene: Scene) -> None:
+    """Many candidates at once give what one after the other gives."""
+    observations = [scene.observe(defense, seed, draw_batch(seed)) for seed in (1, 2, 3)]
+    adversary = observations[0].adversary
+    gathered = [_evidence(observation) for observation in observations]
+    guesses = [draw_batch(10 + index) for index in range(3)]
+    inputs, targets = torch.stack([guess.inputs for guess in guesses]), torch.stack([guess.targets for guess in guesses])
+
+    def score(x: Tensor, evidence: Named, variables: Named, y: Tensor) -> Tensor:
+        return relative_residual(adversary, scene.learner, evidence, x, y, variables)
+
+    alone = [grad_and_value(score)(x, *pair, y) for x, pair, y in zip(inputs, gathered, targets, strict=True)]
+    variables = stack([pair[1] for pair in gathered]) if gathered[0][1] else {}
+    slopes, values = vmap(grad_and_value(score), in_dims=(0, 0, 0 if variables else None, 0))(
+        inputs, stack([pair[0] for pair in gathered]), variables, targets
+    )
+    expected = torch.stack([value for _, value in alone])
+    require(
+        torch.allclose(values, expected, rtol=1e-3), f"under vmap residuals are {values.tolist()} instead of {expected.tolist()}"
+    )
+    steep = torch.stack([slope for slope, _ in alone])
+    require(bool((slopes - steep).norm() <= 1e-3 * steep.norm()), "under vmap the gradients of the residuals differ")
+
+
+def adversary_points_somewhere(defense: Defense, scene: Scene) -> None:
+    """The residual has a finite gradient with respect to the dummies that is not zero: the replay is not detached from them."""
+    observation = scene.observe(defense, 1, scene.batch)
+    evidence, variables = _evidence(observation)
+    guess = draw_batch(20)
+
+    def score(inputs: Tensor) -> Tensor:
+        return relative_residual(observation.adversary, scene.learner, evidence, inputs, guess.targets, variables)
+
+    slope = grad(score)(guess.inputs)
+    require(bool(torch.isfinite(slope).all()), "the gradient of the residual is not finite")
+    require(bool(slope.abs().max() > 0), "the residual does not move with the dummies: the replay is detached from them")
+
+
+def adversary_prefers_the_truth(defense: Defense, scene: Scene) -> None:
+    """The true inputs leave a smaller residual than random ones, for a gradient and for local training."""
+    card = type(defense).card
+    # Strong noise hides the truth from everyone; the weakest rung is where an attacker has no excuse.
+    weakest = at(defense, card.ladder[0]) if card.ladder else defense
+    for one in dict.fromkeys((weakest,) if card.random else (weakest, defense)):
+        for settings in (TrainingSettings(), LOCAL_TRAINING):
+            won = _share_won(one, Scene.of(one, settings=settings))
+            what = "a gradient" if settings.shares == "gradient" else "local training"
+            require(won >= ENOUGH, f"{one} with {what}: the truth beats random inputs in only {won:.0%} of the cases")
+
+
+def _share_won(defense: Defense, scene: Scene) -> float:
+    wins = 0
+    for seed in range(TRUTHS):
+        truth = draw_batch(seed)
+        observation = scene.observe(defense, seed, truth)
+        evidence, variables = _evidence(observation)
+
+        def score(
+            inputs: Tensor,
+            seen: Observation = observation,
+            known: Named = evidence,
+            free: Named = variables,
+            y: Tensor = truth.targets,
+        ) -> float:
+            return float(relative_residual(seen.adversary, scene.learner, known, inputs, y, free))
+
+        best = score(truth.inputs)
+        wins += sum(best < score(draw_batch(50 + seed * GUESSES + guess).inputs) for guess in range(GUESSES))
+    return wins / (TRUTHS * GUESSES)
+
+
+def _evidence(observation: Observation) -> tuple[Named, Named]:
+    generator = torch.Generator().manual_seed(3)
+    adversary = observation.adversary
+    return adversary.evidence(observation, 0), adversary.variables(observation, generator)
+
+
+ADVERSARY_CHECKS = (
+    adversary_gives_finite_numbers,
+    adversary_is_safe_under_vmap,
+    adversary_points_somewhere,
+    exact_is_exact,
+    noise_is_as_told,
+    adversary_prefers_the_truth,
+)

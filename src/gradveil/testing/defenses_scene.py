@@ -1,0 +1,151 @@
+"""The small world in which the contract of a defense is checked: a tiny network with awkward parameters, and its client."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from gradveil.defenses.base import ClientView, Defense
+from gradveil.defenses.chain import Chain, granularity_of
+from gradveil.federation.client import run_client
+from gradveil.learning.learner import Learner
+from gradveil.learning.losses import cross_entropy
+from gradveil.learning.settings import TrainingSettings
+from gradveil.randomness import Seed
+from gradveil.records import Batch, ModelSpec, Observation, Payload, Role, TensorSpec, ThreatModel, Update
+from gradveil.tensors import Named
+from gradveil.wire.files import payload_from_bytes, payload_to_bytes
+
+__all__ = ["Scene", "at", "distance", "steeper_loss"]
+
+CLASSES = 5
+SHAPE = (3, 8, 8)
+EXAMPLES = 3
+
+
+class TinyNet(nn.Module):
+    """A convolution and a linear layer with sigmoids between, and what many defenses forget: a scalar and an empty parameter."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(3, 4, 3, stride=2, padding=1)
+        self.gain = nn.Parameter(torch.tensor(2.0))
+        self.head = nn.Linear(64, CLASSES)
+        self.unused = nn.Parameter(torch.empty(0))
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        """(B, 3, 8, 8) -> (B, CLASSES)."""
+        features = torch.sigmoid(self.gain * self.conv(inputs))  # (B, 4, 4, 4)
+        outputs: Tensor = self.head(features.flatten(1))
+        return outputs
+
+
+def steeper_loss(outputs: Tensor, targets: Tensor) -> Tensor:
+    """Ten times the cross-entropy, so that gradients are longer than the bounds that clip them."""
+    return 10 * cross_entropy(outputs, targets)
+
+
+@dataclass(frozen=True, eq=False)
+class Scene:
+    """A learner with a defense's model, a client's batch, and the ways to send them through the defense.
+
+    Attributes:
+        learner: The tiny network, adapted by the defense where it adapts models.
+        batch: The client's data.
+    """
+
+    learner: Learner
+    batch: Batch
+
+    @classmethod
+    def of(cls, defense: Defense, *, settings: TrainingSettings | None = None, dtype: torch.dtype = torch.float32) -> Scene:
+        """Build the world around one defense; the same bits every time, and no global generator is moved."""
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(11)
+            adapted = defense.adapt_model(TinyNet())
+        settings = settings or TrainingSettings()
+        loss = adapted.adapt_loss(steeper_loss) if adapted.adapt_loss else steeper_loss
+        noise = {n: torch.zeros((settings.steps(EXAMPLES), EXAMPLES, *shape)) for n, shape in adapted.noise_shapes.items()}
+        learner = Learner.of(adapted.model, loss, settings).replace(noise=noise)
+        return cls(learner.to(dtype), draw_batch(0, dtype))
+
+    @property
+    def spec(self) -> ModelSpec:
+        """What the server expects."""
+        return ModelSpec.of(self.learner.model)
+
+    def view(self, seed: int = 1) -> ClientView:
+        """What the client may use, at the first step."""
+        return ClientView(
+            learner=self.learner, seed=Seed(seed), weights=self.learner.weights, raw_batch=self.batch, batch=self.batch
+        )
+
+    def update(self, weights: Named | None = None) -> Update:
+        """An update of ordinary size with all the model's names; always the same, unless ``weights`` are given."""
+        return Update(weights=weights if weights is not None else self.gradient(), examples=EXAMPLES, round=2)
+
+    def gradient(self) -> Named:
+        """The gradient of the batch."""
+        return self.learner.gradient(self.learner.weights, self.batch.inputs, self.batch.targets)
+
+    def release(self, defense: Defense, weights: Named, seed: int = 1) -> Update:
+        """Send given tensors through the gradient hook, the update hook, the wire and back."""
+        view = self.view(seed)
+        state = defense.prepare(self.batch, view)
+        single = granularity_of(defense) == "example"
+        given = {name: value.unsqueeze(0) for name, value in weights.items()} if single else weights
+        given, state = defense.protect_gradient(given, view, state)
+        if single and not isinstance(defense, Chain):
+            given = {name: value.mean(0) for name, value in given.items()}
+        update, _ = defense.protect_update(self.update(given), view, state)
+        return self.deliver(defense, defense.encode(update, view), spec_of(weights))
+
+    def deliver(self, defense: Defense, payload: Payload, spec: ModelSpec | None = None) -> Update:
+        """Carry a payload over the wire, as bytes."""
+        return defense.decode(payload_from_bytes(payload_to_bytes(payload)), spec or self.spec)
+
+    def send(self, defense: Defense, seed: int = 1, batch: Batch | None = None) -> Update:
+        """Run the real client and read what arrives."""
+        return self.deliver(defense, run_client(self.learner, batch or self.batch, defense, Seed(seed)).payload)
+
+    def observe(self, defense: Defense, seed: int, batch: Batch) -> Observation:
+        """Run the real client and hand what arrives to its attacker."""
+        payload = run_client(self.learner, batch, defense, Seed(seed)).payload
+        return Observation(
+            learners=(self.learner,),
+            updates=(self.deliver(defense, payload),),
+            payloads=(payload,),
+            input_shape=SHAPE,
+            classes=CLASSES,
+            examples=len(batch),
+            threat=ThreatModel(),
+            adversary=defense.adversary(),
+        )
+
+
+def draw_batch(seed: int, dtype: torch.dtype = torch.float32) -> Batch:
+    """Draw inputs in [0, 1] and classes."""
+    generator = torch.Generator().manual_seed(100 + seed)
+    inputs = torch.rand((EXAMPLES, *SHAPE), generator=generator).to(dtype)
+    targets = torch.randint(CLASSES, (EXAMPLES,), generator=generator)
+    return Batch(inputs, targets, tuple(f"record {index}" for index in range(EXAMPLES)))
+
+
+def spec_of(weights: Named) -> ModelSpec:
+    """Return the specification that given weights fulfil."""
+    return ModelSpec({name: TensorSpec(tuple(value.shape), value.dtype, Role.WEIGHT) for name, value in weights.items()})
+
+
+def distance(left: Named, right: Named) -> float:
+    """Return ‖left - right‖ / ‖right‖ over all tensors, in double precision."""
+    gap = sum(float((left[name].double() - value.double()).square().sum()) for name, value in right.items())
+    size = sum(float(value.double().square().sum()) for value in right.values())
+    return float((gap / max(size, 1e-300)) ** 0.5)
+
+
+def at(defense: Defense, setting: Any) -> Defense:
+    """Return the same kind of defense at a setting of its card."""
+    return type(defense)(**dict(setting))
