@@ -21,9 +21,12 @@ from gradveil.defenses import DEFENSES, build_defense, parts_of
 from gradveil.metrics import METRICS
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from gradveil.audit.cells import Cell
     from gradveil.audit.plan import Plan
 
-__all__ = ["NOT_TESTED", "code_version", "describe_run"]
+__all__ = ["NOT_TESTED", "code_version", "describe_cells", "describe_run"]
 
 NOT_TESTED = (
     "membership inference: whether a record was used at all",
@@ -47,16 +50,20 @@ def code_version() -> str:
 
 
 def describe_run(plan: Plan, keys: list[str], command: str) -> dict[str, Any]:
-    """Return run.json of docs/results-format.md."""
-    cells = plan.cells()
+    """Return run.json of docs/results-format.md for a plan."""
+    return describe_cells(plan.cells(), keys, command, plan.title) | {"plan": plan.as_dict()}
+
+
+def describe_cells(cells: Sequence[Cell], keys: list[str], command: str, title: str) -> dict[str, Any]:
+    """Return run.json for a list of cells."""
     parts = sorted({part.card.name for cell in cells for part in parts_of(build_defense(cell.defense))})
     attacks = sorted({m.attack.card.name for cell in cells for m in resolve(cell.ensemble).members})
     return {
         "format": "gradveil-run-1",
         "version": gradveil.__version__,
-        "title": plan.title,
+        "title": title,
         "command": command,
-        "plan": plan.as_dict(),
+        "plan": {},
         "cells": keys,
         "builtin_data": all(cell.data in DATASETS.names() for cell in cells),
         "not_tested": list(NOT_TESTED),
@@ -90,7 +97,9 @@ def _provenance(seed: int, device: str) -> dict[str, Any]:
 def _commit() -> str:
     try:
         root = Path(gradveil.__file__).parent
-        done = subprocess.run(["git", "rev-parse", "--short", "HEAD"], cwd=root, capture_output=True, text=True, timeout=5, check=False)
+        done = subprocess.run(
+            ["git", "rev-parse", "--short", "HEAD"], cwd=root, capture_output=True, text=True, timeout=5, check=False
+        )
     except (OSError, subprocess.SubprocessError):
         return "unknown"
     return done.stdout.strip() or "unknown"

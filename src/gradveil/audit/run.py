@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from gradveil.attacks import Desk, Ensemble, Referee, launch, line_up, resolve
+from gradveil.attacks import Desk, Ensemble, Referee, informed_twins, launch, line_up, resolve
 from gradveil.audit.cells import CELL_FORMAT, Cell
 from gradveil.audit.checks import Evidence, run_checks
 from gradveil.audit.describe import code_version, describe_run
@@ -38,7 +38,7 @@ from gradveil.randomness import Seed
 from gradveil.records import Reconstruction
 from gradveil.wire import encode_dense, tensor_bytes
 
-__all__ = ["AuditResult", "CellResult", "Progress", "run_audit", "run_cell"]
+__all__ = ["AuditResult", "CellResult", "Progress", "run_audit", "run_cell", "run_cells"]
 
 STEP_LIMIT = 1_000_000
 
@@ -84,6 +84,7 @@ def run_cell(cell: Cell, dataset: Dataset | None = None, *, key: str = "") -> Ce
     referee = Referee.rehearsed(
         [r.observation for r in subject.rehearsals],
         [(r.trained_inputs, r.batch.targets.to(cell.device)) for r in subject.rehearsals],
+        [r.batch.inputs.to(cell.device) for r in subject.rehearsals],
         rehearsed,
     )
     record, pictures = _judge(subject, ensemble, desk, targets, referee)
@@ -117,7 +118,8 @@ def _attack(subject: Subject, ensemble: Ensemble, desk: Desk) -> tuple[list[list
     if not attacks:
         raise UsageError(f"no attack of {ensemble.name!r} applies to this model and batch size; choose another ensemble")
     for attack in attacks:
-        for candidate in launch(attack, everyone, desk):
+        candidates = launch(attack, everyone, desk)
+        for candidate in (*candidates, *informed_twins(candidates, everyone)):
             found[candidate.target].append(candidate)
     count = len(subject.targets)
     return found[:count], found[count:]
@@ -130,7 +132,10 @@ def _judge(
     chosen = select(subject, candidates, referee)
     assert chosen is not None  # every target has candidates
     kept, verdicts = chosen
-    rows: dict[str, Scored | None] = {"selected": score(subject, kept), "best_by_truth": score(subject, best_by_truth(subject, candidates))}
+    rows: dict[str, Scored | None] = {
+        "selected": score(subject, kept),
+        "best_by_truth": score(subject, best_by_truth(subject, candidates)),
+    }
     for name, stances in (("plain", ("plain",)), ("informed", ("informed", "straight_through", "averaged", "zero_mask"))):
         restricted = select(subject, candidates, referee, stances)
         rows[name] = score(subject, restricted[0]) if restricted else None
@@ -283,17 +288,36 @@ def run_audit(
     on_progress: Callable[[Progress], None] | None = None,
 ) -> AuditResult:
     """Run every cell of a plan that is not already in ``out``, and return all of them."""
+    return run_cells(plan.cells(), out, lambda keys: describe_run(plan, keys, command), workers=workers, on_progress=on_progress)
+
+
+def run_cells(
+    cells: Sequence[Cell],
+    out: Path,
+    describe: Callable[[list[str]], dict[str, Any]],
+    *,
+    workers: int | None = None,
+    on_progress: Callable[[Progress], None] | None = None,
+) -> AuditResult:
+    """Run the cells whose results are not already in ``out``.
+
+    Args:
+        cells: What to run.
+        out: Results folder.
+        describe: Makes run.json from the cells' keys.
+        workers: Processes; by default one per core on a CPU and one on a GPU.
+        on_progress: Told after every cell, and every second while processes work.
+    """
     store = Store(out)
-    cells = plan.cells()
     digests: dict[tuple[str, str, str], str] = {}
     keys = [cell_key(cell, digests) for cell in cells]
-    store.write_run(describe_run(plan, keys, command))
+    store.write_run(describe(keys))
     todo = [(cell, key) for cell, key in zip(cells, keys, strict=True) if store.read_cell(key) is None]
     report = on_progress or (lambda progress: None)
     done = len(cells) - len(todo)
     report(Progress(done, len(cells), 0, 0, "starting"))
     on_gpu = any(cell.device != "cpu" for cell in cells)
-    count = workers or (1 if on_gpu else max(1, min(len(todo), (os.cpu_count() or 1))))
+    count = min(len(todo), workers or (1 if on_gpu else os.cpu_count() or 1))
     if count <= 1:
         before = torch.get_num_threads()
         _worker_start()

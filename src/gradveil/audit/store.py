@@ -1,0 +1,222 @@
+"""The results folder: whole files only, one cell at a time, so that a run can be killed at any moment and continued.
+
+A cell is three files, and its JSON is written last: where it is, the other two are whole. Every file is written beside its place,
+brought to the disk, and renamed. A JSON file that cannot be read all the same (a full disk, an edit by hand) is put aside under
+``*.corrupt``, said so, and the cell is measured again. Cells are keyed by content, so runs of different plans share a folder.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+import logging
+import math
+import os
+import re
+import zipfile
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, NoReturn
+
+import numpy as np
+from numpy.typing import NDArray
+
+from gradveil.audit.cells import CELL_FORMAT
+from gradveil.errors import GradveilError, UsageError
+
+try:
+    import fcntl
+except ImportError:  # not on Windows; there, two runs in one folder are not noticed
+    fcntl = None  # type: ignore[assignment]
+
+__all__ = ["Store", "npz_bytes"]
+
+logger = logging.getLogger("gradveil")
+KEY = re.compile(r"[0-9a-f]{16}")
+LOCK = ".lock"
+
+
+class Store:
+    """A results folder as docs/results-format.md describes it."""
+
+    def __init__(self, out: Path) -> None:
+        """Make the folder where it is missing.
+
+        Raises:
+            UsageError: It cannot be made or written to.
+        """
+        self.out = Path(out)
+        self.notes: list[str] = []
+        try:
+            self._cells.mkdir(parents=True, exist_ok=True)
+            probe = self.out / f".writable.{os.getpid()}"
+            probe.write_bytes(b"")
+            probe.unlink()
+        except OSError as error:
+            self._refuse(self.out, error)
+
+    @property
+    def _cells(self) -> Path:
+        return self.out / "cells"
+
+    @contextlib.contextmanager
+    def lock(self) -> Iterator[None]:
+        """Keep other runs out of the folder inside the block; what a killed run left behind is no obstacle.
+
+        Raises:
+            UsageError: Another run is at work here.
+        """
+        path = self.out / LOCK
+        handle = _locked(path, self.out)
+        try:
+            yield
+        finally:
+            # Removed before it is let go: who waits for this file finds that it is gone, and makes a new one.
+            path.unlink(missing_ok=True)
+            os.close(handle)
+
+    def read_cell(self, key: str) -> dict[str, Any] | None:
+        """Return a finished cell, or None where it is missing; a damaged one is put aside and counts as missing."""
+        path = self._path(key, ".json")
+        try:
+            found = json.loads(path.read_bytes())
+        except FileNotFoundError:
+            return None
+        except OSError as error:
+            raise UsageError(f"cannot read {str(path)!r}: {error.strerror or error}") from error
+        except (ValueError, RecursionError):
+            found = None
+        if isinstance(found, dict) and found.get("format") == CELL_FORMAT and found.get("key") == key and "selected" in found:
+            return found
+        self._put_aside(path)
+        return None
+
+    def write_cell(
+        self, key: str, record: Mapping[str, Any], timing: Mapping[str, Any], pictures: Mapping[str, NDArray[Any]]
+    ) -> None:
+        """Write a finished cell: pictures, then timing, then the record, which says that it is whole.
+
+        Args:
+            key: The cell's key.
+            record: What is the same on every run.
+            timing: What is not.
+            pictures: Arrays by name; none are written where there are none.
+        """
+        texts = {".timing.json": _json_bytes(timing), ".json": _json_bytes({**record, "key": key})}
+        if pictures:
+            self._write(self._path(key, ".npz"), npz_bytes(pictures))
+        for suffix, text in texts.items():
+            self._write(self._path(key, suffix), text)
+
+    def write_run(self, run: Mapping[str, Any]) -> None:
+        """Write run.json."""
+        self._write(self.out / "run.json", _json_bytes(run))
+
+    def _path(self, key: str, suffix: str) -> Path:
+        if not KEY.fullmatch(key):
+            raise GradveilError(f"{key!r} is no key of a cell: 16 hex digits are needed")
+        return self._cells / f"{key}{suffix}"
+
+    def _write(self, path: Path, content: bytes) -> None:
+        beside = path.with_name(f".{path.name}.{os.getpid()}.part")
+        try:
+            with beside.open("wb") as handle:
+                handle.write(content)
+                handle.flush()
+                os.fsync(handle.fileno())
+            beside.replace(path)
+            _sync_folder(path.parent)
+        except OSError as error:
+            self._refuse(path, error)
+        finally:
+            with contextlib.suppress(OSError):
+                beside.unlink(missing_ok=True)
+
+    def _put_aside(self, path: Path) -> None:
+        aside = next(
+            name for name in (path.with_name(f"{path.name}.corrupt{n or ''}") for n in range(10_000)) if not name.exists()
+        )
+        try:
+            path.replace(aside)
+        except OSError as error:
+            self._refuse(path, error)
+        note = f"{path.name} was half-written or damaged; it is kept as {aside.name}, and the cell is measured again"
+        self.notes.append(note)
+        logger.warning(note)
+
+    def _refuse(self, path: Path, error: OSError) -> NoReturn:
+        reason = error.strerror or str(error)
+        raise UsageError(
+            f"cannot write to {str(path)!r}: {reason}; choose another folder with --out, or make room; finished cells are kept"
+        ) from error
+
+
+def npz_bytes(arrays: Mapping[str, NDArray[Any]]) -> bytes:
+    """Return arrays as the bytes of an `.npz`: the same arrays give the same bytes, whatever the time or their order."""
+    buffer = io.BytesIO()
+    with zipfile.ZipFile(buffer, "w", zipfile.ZIP_DEFLATED, compresslevel=6) as archive:
+        for name in sorted(arrays):
+            member = io.BytesIO()
+            np.lib.format.write_array(member, np.ascontiguousarray(arrays[name]), allow_pickle=False)
+            info = zipfile.ZipInfo(f"{name}.npy", date_time=(1980, 1, 1, 0, 0, 0))
+            info.compress_type, info.external_attr = zipfile.ZIP_DEFLATED, 0o600 << 16
+            archive.writestr(info, member.getvalue())
+    return buffer.getvalue()
+
+
+def _json_bytes(value: Mapping[str, Any]) -> bytes:
+    return (json.dumps(_plain(value), indent=1, ensure_ascii=False, allow_nan=False) + "\n").encode()
+
+
+def _plain(value: Any) -> Any:
+    """Return plain JSON values; what is not a finite number is null, as the report reads it: no hour of work is lost over one."""
+    if isinstance(value, Mapping):
+        return {str(name): _plain(each) for name, each in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_plain(each) for each in value]
+    if isinstance(value, np.generic):
+        value = value.item()
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def _sync_folder(folder: Path) -> None:
+    """Bring a rename to the disk; not every system can."""
+    with contextlib.suppress(OSError):
+        handle = os.open(folder, os.O_RDONLY)
+        try:
+            os.fsync(handle)
+        finally:
+            os.close(handle)
+
+
+def _locked(path: Path, out: Path) -> int:
+    """Return an open file that only this run holds.
+
+    The system lets go of it when the process ends, however it ends, so there are no stale locks to guess about; the number inside
+    is for people only. A file that was removed between opening and locking is another run's that just ended: try again.
+    """
+    while True:
+        try:
+            handle = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
+        except OSError as error:
+            raise UsageError(
+                f"cannot write to {str(out)!r}: {error.strerror or error}; choose another folder with --out"
+            ) from error
+        if fcntl is None:
+            return handle
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            holder = os.pread(handle, 32, 0).decode("ascii", "replace").strip()
+            os.close(handle)
+            who = f"another run (process {holder or 'unknown'}) is at work in {str(out)!r}"
+            raise UsageError(f"{who}; wait for it, or choose another folder with --out") from None
+        except OSError:
+            return handle  # a network folder without locks: better to run than to refuse
+        with contextlib.suppress(FileNotFoundError):
+            if os.path.samestat(os.fstat(handle), path.stat()):
+                os.ftruncate(handle, 0)
+                os.pwrite(handle, f"{os.getpid()}\n".encode(), 0)
+                return handle
+        os.close(handle)

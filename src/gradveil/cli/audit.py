@@ -1,0 +1,157 @@
+"""``gradveil audit``."""
+
+from __future__ import annotations
+
+import shlex
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from gradveil.cli.output import AsJson, note, print_json
+from gradveil.errors import UsageError
+
+if TYPE_CHECKING:
+    from gradveil.audit.plan import Plan
+    from gradveil.audit.run import AuditResult
+
+__all__ = ["audit"]
+
+Texts = list[str] | None
+Wholes = list[int] | None
+DEFENSE_HELP = (
+    "Defense or chain, as in 'clipping(bound=1.0) + gaussian_noise(std=0.01)'; name:ladder runs all its strengths; repeatable."
+)
+LIMIT_HELP = "Exit with 1 if the upper confidence bound is beyond, as in 'identified>0.05'; repeatable."
+
+
+def audit(
+    plan: Annotated[Path | None, typer.Argument(metavar="[PLAN.toml]", hidden=True)] = None,
+    data: Annotated[Texts, typer.Option(help="Built-in name, .npz, .npy, IDX or folder of pictures; repeatable.")] = None,
+    labels: Annotated[Texts, typer.Option(help="Label file (.csv, .npy or IDX).")] = None,
+    scale: Annotated[str | None, typer.Option(help="How values come to [0, 1]: auto, minmax or none.")] = None,
+    model: Annotated[Texts, typer.Option(help="Built-in name, module:factory or file.py:factory; repeatable.")] = None,
+    weights: Annotated[Texts, typer.Option(help=".safetensors, or a state dict as .pt or .pth.")] = None,
+    batch_size: Annotated[Wholes, typer.Option(help="Records behind one update; repeatable.")] = None,
+    local_steps: Annotated[Wholes, typer.Option(help="Local steps behind one update; repeatable.")] = None,
+    defense: Annotated[Texts, typer.Option(help=DEFENSE_HELP)] = None,
+    ensemble: Annotated[Texts, typer.Option(help="quick, standard, or one attack; repeatable.")] = None,
+    records: Annotated[int | None, typer.Option(help="How many records are attacked.")] = None,
+    out: Annotated[Path | None, typer.Option(metavar="DIR", help="Folder for results; the same folder continues a run.")] = None,
+    seed: Annotated[int | None, typer.Option(help="Root of all randomness.")] = None,
+    device: Annotated[str | None, typer.Option(help="auto, cpu or cuda.")] = None,
+    fail_if: Annotated[Texts, typer.Option(metavar="LIMIT", help=LIMIT_HELP)] = None,
+    update: Annotated[Path | None, typer.Option(metavar="FILE", help="Attack this captured update instead of made ones.")] = None,
+    workers: Annotated[int | None, typer.Option(help="Processes; by default one per core.")] = None,
+    private: Annotated[bool, typer.Option("--private", help="Write a second report with pictures of your data.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print cells, time and memory, and stop.")] = False,
+    quiet: Annotated[bool, typer.Option("--quiet", help="No progress.")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Measure what updates give away and write a report.
+
+    PLAN.toml says what to measure; without it, a built-in example runs. Options win over the plan. A stopped run continues with
+    the same command.
+
+    Example: gradveil audit --data scans.npz --model net.py:make --records 64
+    """
+    changes = {
+        "data": data,
+        "labels": labels,
+        "scale": scale,
+        "model": model,
+        "weights": weights,
+        "batch_size": batch_size,
+        "local_steps": local_steps,
+        "defense": defense or (["none"] if update and plan is None else None),
+        "ensemble": ensemble,
+        "records": records,
+        "seed": seed,
+        "device": device,
+        "fail_if": fail_if,
+    }
+    if workers is not None and workers < 1:
+        raise UsageError(f"--workers is {workers}; start at least 1")
+    asked = _read_plan(plan, changes)
+    if dry_run:
+        _estimate(asked, workers, as_json)
+        return
+    folder = out or Path(asked.out or (f"audit-{plan.stem}" if plan else "audit-results"))
+    result = _run(asked, folder, update, workers, quiet)
+    _finish(asked, result, private, as_json)
+
+
+def _read_plan(file: Path | None, changes: dict[str, Any]) -> Plan:
+    from gradveil.audit.plan import Plan
+
+    base = Plan.from_toml(file) if file else Plan.default()
+    return base.override(**{name: value or None if isinstance(value, list) else value for name, value in changes.items()})
+
+
+def _estimate(plan: Plan, workers: int | None, as_json: bool) -> None:
+    from gradveil.audit.estimate import estimate_plan
+    from gradveil.cli.results import print_estimate
+
+    found = estimate_plan(plan, workers)
+    if as_json:
+        print_json({"seed": plan.seed, **found.as_dict()})
+    else:
+        print_estimate(found)
+        typer.echo(f"seed {plan.seed}")
+
+
+def _run(plan: Plan, folder: Path, update: Path | None, workers: int | None, quiet: bool) -> AuditResult:
+    from gradveil.audit.run import run_audit
+    from gradveil.cli.progress import show_progress
+
+    command = shlex.join(["gradveil", *sys.argv[1:]])
+    if update is not None:
+        return _run_captured(plan, update, folder, command)
+    plan.check_inputs()
+    if not quiet:
+        _warn_of_few_records(plan)
+        note(f"seed {plan.seed} · results go to {folder}")
+    with show_progress(quiet=quiet) as on_progress:
+        return run_audit(plan, folder, command=command, workers=workers, on_progress=on_progress)
+
+
+def _run_captured(plan: Plan, update: Path, folder: Path, command: str) -> AuditResult:
+    cells = plan.cells()
+    if not update.is_file():
+        raise UsageError(f"there is no file {str(update)!r} to attack")
+    if len(cells) != 1:
+        raise UsageError(f"--update attacks one update, and the plan has {len(cells)} cells; name one model and one --defense")
+    from gradveil.audit.captured import audit_captured
+
+    return audit_captured(update, cells[0], folder, command=command)
+
+
+def _warn_of_few_records(plan: Plan) -> None:
+    """Say before the work, not after it, that a limit cannot be passed with so few records."""
+    from gradveil.audit.limits import parse_limit
+
+    for limit in map(parse_limit, plan.fail_if):
+        if plan.records < limit.fewest_records():
+            needed = f"it takes {limit.fewest_records()}" if limit.value > 0 else "no number of them is enough"
+            note(f"note: {plan.records} records cannot show that {limit.text} holds, even if none is identified; {needed}")
+
+
+def _finish(plan: Plan, result: AuditResult, private: bool, as_json: bool) -> None:
+    from gradveil.audit.limits import compare, enforce, parse_limit
+    from gradveil.cli.results import print_results, results_as_dict
+    from gradveil.report import write_report
+
+    reports = {"report": str(write_report(result.out))}
+    if private:
+        reports["report_private"] = str(write_report(result.out, private=True))
+    outcome = compare([parse_limit(text) for text in plan.fail_if], result.cells, result.missing if plan.fail_if else ())
+    if as_json:
+        print_json(
+            {"out": str(result.out), **reports, "seed": plan.seed, **results_as_dict(result.out), "limits": outcome.as_dict()}
+        )
+    else:
+        print_results(result.out)
+        typer.echo(f"seed {plan.seed}")
+        typer.echo("\n".join(f"{name.replace('_', ' ')}: {path}" for name, path in reports.items()))
+    enforce(outcome)

@@ -1,0 +1,34 @@
+"""What every command prints: results to stdout, everything else to stderr."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+__all__ = ["AsJson", "console", "note", "print_json"]
+
+AsJson = Annotated[bool, typer.Option("--json", help="Print the result as JSON.")]
+WIDE = 140
+
+
+def print_json(value: Any) -> None:
+    """Print a result as JSON on stdout."""
+    typer.echo(json.dumps(value, indent=2, ensure_ascii=False))
+
+
+def note(text: str) -> None:
+    """Tell the user something that is not the result."""
+    typer.echo(text, err=True)
+
+
+def console(*, err: bool = False) -> Console:
+    """Return a console that keeps tables whole when nobody is looking at a terminal."""
+    from rich.console import Console
+
+    made = Console(stderr=err, highlight=False, markup=False, emoji=False)
+    return made if made.is_terminal else Console(stderr=err, highlight=False, markup=False, emoji=False, width=WIDE)

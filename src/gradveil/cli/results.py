@@ -1,0 +1,141 @@
+"""What an audit prints at its end: the verdict, one row per defense, and reasons for doubt; the words are the report's own."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from gradveil.cli.output import console
+
+if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.table import Table
+
+    from gradveil.audit.estimate import Estimate
+    from gradveil.report.results import Cell, Results, Share, Summary
+    from gradveil.report.verdict import Setting
+
+__all__ = ["print_estimate", "print_results", "results_as_dict"]
+
+
+def print_results(folder: Path) -> None:
+    """Print the verdict and a table per setting of a results folder."""
+    from gradveil.report.load import load_results
+    from gradveil.report.verdict import choose_headline
+    from gradveil.report.words import headline_sentence, progress_sentence, sentence, setting_words
+
+    results = load_results(folder)
+    headline = choose_headline(results)
+    out = console()
+    out.print(f"\n{sentence(headline_sentence(headline))}")
+    if results.missing:
+        out.print(progress_sentence(results))
+    for setting in headline.settings:
+        out.print(f"\n{setting_words(setting.cells[0])} · attacked by {setting.cells[0].ensemble}")
+        out.print(_table(setting))
+    _print_doubts(results, out)
+
+
+def _table(setting: Setting) -> Table:
+    from rich.box import SIMPLE_HEAD
+    from rich.table import Table
+
+    from gradveil.report.numbers import db, percent
+    from gradveil.report.verdict import bar_of, status_of
+
+    table = Table(box=SIMPLE_HEAD, pad_edge=False)
+    table.add_column("defense", overflow="fold")
+    for name in ("identified", "plain", "informed", "PSNR", "best null", "verdict"):
+        table.add_column(name, justify="left", no_wrap=True)
+    for cell in setting.cells:
+        bar, psnr = bar_of(cell), cell.selected.psnr
+        status = status_of(cell, setting.undefended).value
+        table.add_row(
+            cell.defense.spelling,
+            _identified(cell.selected.identified),
+            _count(cell.plain),
+            _count(cell.informed),
+            db(psnr.median if psnr else None),
+            f"{percent(bar.value)}, {db(cell.bar_psnr.value if cell.bar_psnr else None)}",
+            f"{status}{' *' if cell.warnings and not cell.failures else ''}",
+        )
+    return table
+
+
+def _identified(share: Share) -> str:
+    from gradveil.report.numbers import interval
+
+    return f"{share.count}/{share.n} [{interval(share.low, share.high)}]"
+
+
+def _count(summary: Summary | None) -> str:
+    return "–" if summary is None else f"{summary.identified.count}/{summary.identified.n}"
+
+
+def _print_doubts(results: Results, out: Console) -> None:
+    """Print every failed check and warning once, with the defenses it is about."""
+    found: dict[tuple[str, str, str], list[str]] = {}
+    for cell in results.cells:
+        for check in (*cell.failures, *cell.warnings):
+            found.setdefault((check.level, check.sentence, check.remedy), []).append(cell.defense.spelling)
+    for (level, sentence, remedy), defenses in sorted(found.items()):
+        where = "all" if len(defenses) == len(results.cells) else ", ".join(dict.fromkeys(defenses))
+        mark = "no verdict" if level == "fail" else "*"
+        out.print(f"{mark} {where}: {sentence} {remedy}".rstrip())
+    for line in results.notes:
+        out.print(f"note: {line}")
+
+
+def results_as_dict(folder: Path) -> dict[str, Any]:
+    """Return what `print_results` prints as plain JSON values."""
+    from gradveil.report.load import load_results
+    from gradveil.report.verdict import choose_headline, status_of
+    from gradveil.report.words import headline_sentence
+
+    results = load_results(folder)
+    headline = choose_headline(results)
+    rows = [
+        {**_row(cell), "verdict": status_of(cell, setting.undefended).value}
+        for setting in headline.settings
+        for cell in setting.cells
+    ]
+    return {"headline": headline_sentence(headline).replace("\u00a0", " "), "missing": results.missing, "cells": rows}
+
+
+def _row(cell: Cell) -> dict[str, Any]:
+    psnr = cell.selected.psnr
+    return {
+        "key": cell.key,
+        "defense": cell.defense.spelling,
+        "setting": dict(cell.settings),
+        "n": cell.n,
+        "candidates": cell.candidates,
+        "identified": vars(cell.selected.identified),
+        "plain": vars(cell.plain.identified) if cell.plain else None,
+        "informed": vars(cell.informed.identified) if cell.informed else None,
+        "psnr": vars(psnr) if psnr else None,
+        "bar": vars(cell.bar) if cell.bar else None,
+        "checks": [vars(check) for check in (*cell.failures, *cell.warnings)],
+    }
+
+
+def print_estimate(estimate: Estimate) -> None:
+    """Print what a plan will take."""
+    from rich.box import SIMPLE_HEAD
+    from rich.table import Table
+
+    from gradveil.report.numbers import count, duration, size
+
+    table = Table(box=SIMPLE_HEAD, pad_edge=False)
+    for name in ("data", "model", "state", "batch", "local steps", "defense", "ensemble", "steps", "about"):
+        table.add_column(name, justify="right" if name in ("batch", "local steps", "steps", "about") else "left", overflow="fold")
+    for row in estimate.rows:
+        cell = row.cell
+        where = (cell.data, cell.model, cell.state, str(cell.batch_size), str(cell.local_steps), cell.defense, cell.ensemble)
+        table.add_row(*where, f"{row.steps:,}", duration(row.seconds))
+    out = console()
+    out.print(table)
+    work = f"{count(len(estimate.rows), 'cell')}, {estimate.steps:,} optimisation steps"
+    cost = f"about {duration(estimate.seconds)} and {size(estimate.memory_mb * 1e6)} of memory"
+    workers = count(estimate.workers, "worker process", "worker processes")
+    out.print(f"{work}: {cost} with {workers} on {estimate.device}. This is an estimate, from timing one step on this machine.")

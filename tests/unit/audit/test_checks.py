@@ -1,0 +1,169 @@
+"""Every reason to doubt a number is noticed where it is there, and only there."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from gradveil.adversary import OpenAdversary
+from gradveil.attacks.referee import Referee, Verdict
+from gradveil.audit.checks import Check, Evidence, run_checks
+from gradveil.audit.judge import score
+from gradveil.audit.subjects import Subject, Target
+from gradveil.records import Reconstruction
+from tests.unit.audit.small import make_subject
+
+
+@functools.cache
+def subject() -> Subject:
+    return make_subject(records=16)
+
+
+def found(target: int, inputs: Tensor, **changes: object) -> Reconstruction:
+    batch = subject().targets[target].batch
+    healthy = {"target": target, "first_loss": 1.0, "best_loss": 0.1, "gradient_norm": 1.0, "steps": 10}
+    return Reconstruction(inputs, batch.targets, "some", **(healthy | changes))  # type: ignore[arg-type]
+
+
+def near(target: int, error: float = 0.02) -> Tensor:
+    inputs = subject().targets[target].batch.inputs
+    return (inputs + error * torch.sin(3 * torch.arange(64.0)).reshape(inputs.shape)).clamp(0, 1)
+
+
+def evidence_of(many: list[list[Reconstruction]]) -> Evidence:
+    """Return evidence in which the first candidate of every target was chosen and is the best."""
+    referee = Referee()
+    verdicts = [Verdict(0, referee.scores(t.observation, row), [0]) for t, row in zip(subject().targets, many, strict=True)]
+    chosen = [row[0] for row in many]
+    scored = score(subject(), chosen)
+    grey = score(subject(), [found(i, torch.full_like(c.inputs, 0.5)) for i, c in enumerate(chosen)])
+    return Evidence(subject(), many, chosen, verdicts, referee, scored, scored, {"grey": grey})
+
+
+@functools.cache
+def healthy() -> Evidence:
+    return evidence_of([[found(i, near(i)), found(i, near(i, 0.03))] for i in range(16)])
+
+
+def with_candidates(share: float, **changes: object) -> Evidence:
+    """Spoil a share of the candidates."""
+    rows = [list(row) for row in healthy().candidates]
+    flat = [(i, j) for i, row in enumerate(rows) for j in range(len(row))]
+    for i, j in flat[: round(share * len(flat))]:
+        rows[i][j] = rows[i][j].replace(**changes)
+    return dataclasses.replace(healthy(), candidates=rows)
+
+
+def with_model(model: nn.Module) -> Evidence:
+    learner = subject().learner.replace(model=model)
+    return dataclasses.replace(healthy(), subject=dataclasses.replace(subject(), learner=learner))
+
+
+def with_truth_elsewhere() -> Evidence:
+    """The update under attack belongs to other inputs than the ones said to be behind it."""
+
+    def moved(index: int, target: Target) -> Target:
+        return dataclasses.replace(target, trained_inputs=subject().targets[index - 1].trained_inputs)
+
+    targets = tuple(moved(i, t) for i, t in enumerate(subject().targets))
+    return dataclasses.replace(healthy(), subject=dataclasses.replace(subject(), targets=targets))
+
+
+def chosen_instead(inputs: Callable[[int], Tensor]) -> Evidence:
+    """The attacker chose something else than the best."""
+    worse = score(subject(), [found(i, inputs(i)) for i in range(16)])
+    return dataclasses.replace(healthy(), selected=worse)
+
+
+@dataclasses.dataclass(frozen=True)
+class Partial(OpenAdversary):
+    @property
+    def incomplete(self) -> bool:
+        return True
+
+
+def with_partial_adversary() -> Evidence:
+    targets = tuple(dataclasses.replace(t, observation=t.observation.replace(adversary=Partial())) for t in subject().targets)
+    return dataclasses.replace(healthy(), subject=dataclasses.replace(subject(), targets=targets))
+
+
+def with_candidates_and_records(records: int, candidates: int) -> Evidence:
+    fewer = dataclasses.replace(subject(), positions=subject().positions[:records], candidates=subject().candidates[:candidates])
+    return dataclasses.replace(healthy(), subject=fewer)
+
+
+NAN = float("nan")
+FIRING: list[tuple[str, str, Callable[[], Evidence]]] = [
+    ("matching_loss_fell", "fail", lambda: with_candidates(1.0, best_loss=1.0)),
+    ("matching_loss_fell", "fail", lambda: with_candidates(1.0, best_loss=NAN)),
+    ("matching_loss_fell", "warn", lambda: with_candidates(0.5, best_loss=0.9999)),
+    ("gradient_alive", "fail", lambda: with_candidates(1.0, gradient_norm=0.0)),
+    ("gradient_alive", "fail", lambda: with_candidates(1.0, gradient_norm=NAN)),
+    ("gradient_alive", "warn", lambda: with_candidates(0.1, gradient_norm=0.0)),
+    ("finite", "fail", lambda: with_candidates(1.0, status="not finite")),
+    ("finite", "warn", lambda: with_candidates(0.1, status="not finite")),
+    ("truth_is_minimum", "warn", with_truth_elsewhere),
+    ("oracle_labels", "warn", lambda: with_candidates(0.1, oracle_labels=True)),
+    ("better_than_null", "warn", lambda: chosen_instead(lambda i: torch.full_like(near(i), 0.5))),
+    ("enough_records", "warn", lambda: with_candidates_and_records(15, 256)),
+    ("enough_candidates", "warn", lambda: with_candidates_and_records(16, 99)),
+    ("regret", "warn", lambda: chosen_instead(lambda i: near(i, 0.2))),
+    ("informed_complete", "warn", with_partial_adversary),
+    ("dropout", "warn", lambda: with_model(nn.Sequential(nn.Linear(2, 2), nn.Dropout(0.5)))),
+]
+
+
+def look(evidence: Evidence) -> dict[str, Check]:
+    return {check.name: check for check in run_checks(evidence)}
+
+
+def test_a_sound_cell_gives_no_reason_to_doubt() -> None:
+    assert {name: check.level for name, check in look(healthy()).items()} == dict.fromkeys(look(healthy()), "ok")
+
+
+@pytest.mark.parametrize(("name", "level", "make"), FIRING, ids=lambda value: value if isinstance(value, str) else "")
+def test_a_reason_to_doubt_is_noticed(name: str, level: str, make: Callable[[], Evidence]) -> None:
+    check = look(make())[name]
+    assert check.level == level
+    assert check.sentence.endswith(".") and check.remedy, "a doubt says what is wrong and what to do"
+
+
+def test_every_check_fires_somewhere() -> None:
+    # Client and attacker share one learner, so modes cannot differ; the check only says which mode it was.
+    assert set(look(healthy())) - {name for name, _, _ in FIRING} == {"same_mode"}
+
+
+def test_the_mode_of_batch_norm_is_said() -> None:
+    assert "no BatchNorm" in look(healthy())["same_mode"].sentence
+    assert "eval mode" in look(with_model(nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2))))["same_mode"].sentence
+
+
+@pytest.mark.parametrize(
+    ("name", "make"),
+    [
+        ("matching_loss_fell", lambda: with_candidates(0.2, best_loss=1.0)),
+        ("matching_loss_fell", lambda: with_candidates(1.0, steps=0, best_loss=NAN)),
+        ("gradient_alive", lambda: with_candidates(1.0, steps=0, gradient_norm=NAN)),
+        ("better_than_null", lambda: chosen_instead(lambda i: near(i, 0.2))),
+        ("regret", lambda: chosen_instead(lambda i: near(i, 0.021))),
+        ("enough_records", lambda: with_candidates_and_records(16, 256)),
+        ("enough_candidates", lambda: with_candidates_and_records(16, 100)),
+        ("dropout", lambda: with_model(nn.Sequential(nn.Linear(2, 2), nn.Dropout(0.0)))),
+    ],
+)
+def test_near_misses_do_not_fire(name: str, make: Callable[[], Evidence]) -> None:
+    assert look(make())[name].level == "ok"
+
+
+def test_checks_are_plain_values() -> None:
+    assert look(healthy())["finite"].as_dict() == {
+        "name": "finite",
+        "level": "ok",
+        "sentence": "All candidates stayed finite.",
+        "remedy": "",
+    }
