@@ -2,7 +2,7 @@
 
 from gradveil.attacks.base import ATTACKS, Attack, AttackCard, Desk, launch
 from gradveil.attacks.deep_leakage import DLG, IDLG
-from gradveil.attacks.ensembles import ENSEMBLES, Ensemble, line_up, resolve
+from gradveil.attacks.ensembles import ENSEMBLES, Ensemble, informed_twins, line_up, resolve
 from gradveil.attacks.feature_inversion import FeatureInversion
 from gradveil.attacks.inverting_gradients import InvertingGradients
 from gradveil.attacks.linear_layer import LinearLayer
@@ -24,6 +24,7 @@ __all__ = [
     "Recipe",
     "Referee",
     "Verdict",
+    "informed_twins",
     "launch",
     "line_up",
     "resolve",

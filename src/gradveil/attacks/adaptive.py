@@ -1,8 +1,8 @@
-"""Attackers who know a defense without trusting its author: generic adversary models that every defense is judged by beside its own.
+"""Attackers who know a defense without trusting its author: every defense is judged by them, beside the attacker it brings.
 
 * plain: ignores the defense.
-* straight_through: applies the defense's own code to the dummy update and treats it as the identity in the backward pass; the difference is an offset renewed
-  every few steps.
+* straight_through: applies the defense's own code to the dummy update and treats it as the identity in the backward pass; the
+  difference is an offset renewed every few steps.
 * averaged: the same over many draws of a random defense (expectation over transformation, Athalye et al. 2018).
 * zero_mask: compares only where what was seen is not exactly zero, which undoes every kind of pruning without knowing which.
 """
@@ -16,16 +16,17 @@ from torch import Tensor
 
 from gradveil.adversary import MASK, OBSERVED, OpenAdversary, prefixed, with_prefix
 from gradveil.attacks.base import Desk
+from gradveil.errors import UsageError, suggest
 from gradveil.learning.learner import Learner
-from gradveil.records import AdversaryModel, Comparison, Observation
+from gradveil.records import AdversaryModel, Comparison, Knowledge, Observation
 from gradveil.tensors import Named
 
 __all__ = ["STANCES", "StraightThrough", "ZeroMask", "adversary_for", "stances_for"]
 
 STANCES = ("plain", "informed", "straight_through", "averaged", "zero_mask")
 OFFSET = "offset/"
-DRAWS = 8
-REFRESH_EVERY = 20
+DRAWS = 4
+REFRESH_EVERY = 25
 
 
 @dataclass(frozen=True)
@@ -79,17 +80,20 @@ def adversary_for(stance: str, observation: Observation) -> AdversaryModel:
         return ZeroMask()
     if stance in ("straight_through", "averaged"):
         return StraightThrough(draws=DRAWS if stance == "averaged" else 1)
-    return OpenAdversary()
+    if stance == "plain":
+        return OpenAdversary()
+    raise UsageError(f"there is no stance called {stance!r}{suggest(stance, STANCES)}")
 
 
 def stances_for(observation: Observation, desk: Desk) -> tuple[str, ...]:
     """Return the stances worth running against this observation, plain first."""
     stances = ["plain"]
-    if type(observation.adversary) is not OpenAdversary:
+    known = Knowledge.DEFENSE in observation.threat.knows
+    if known and type(observation.adversary) is not OpenAdversary:
         stances.append("informed")
-    if desk.simulate is not None:
+    if known and desk.simulate is not None:
         stances.append("averaged" if desk.random_defense else "straight_through")
-    if _zero_share(observation) > 0.01:
+    if desk.simulate is not None and _zero_share(observation) > 0.01:
         stances.append("zero_mask")
     return tuple(stances)
 

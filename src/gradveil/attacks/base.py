@@ -1,7 +1,8 @@
 """The contract of an attack: a frozen dataclass with one method, ``run``, behind the sealed call `launch`.
 
-An attack sees `Observation` records and a `Desk`. It never sees true inputs, and this package never imports data, defenses or federation:
-what the attacker can do with the defense's own code comes through ``desk.simulate``, on inputs of the attacker's own making.
+An attack sees `Observation` records and a `Desk`. It never sees true inputs, and this package never imports data, defenses or
+federation: what the attacker can do with the defense's own code comes through ``desk.simulate``, on inputs of the attacker's
+own making.
 """
 
 from __future__ import annotations
@@ -17,9 +18,11 @@ from gradveil.errors import MissingKnowledge, UsageError
 from gradveil.randomness import Seed
 from gradveil.records import Knowledge, Observation, Reconstruction
 from gradveil.registry import Card, Registry
-from gradveil.tensors import Named
+from gradveil.tensors import Named, check_finite
 
-__all__ = ["ATTACKS", "Attack", "AttackCard", "Desk", "Simulate", "launch"]
+__all__ = ["ATTACKS", "Attack", "AttackCard", "Desk", "Simulate", "knowledge_needed", "launch"]
+
+USES_THE_DEFENSE = ("informed", "straight_through", "averaged")
 
 Simulate = Callable[[Tensor, Tensor, int], tuple[Named, ...]]
 """``(inputs, targets, draw) -> update of each round``: the client's whole defended code on the attacker's own data."""
@@ -91,7 +94,7 @@ class _Guard:
     @staticmethod
     def _tensors(observations: Sequence[Observation]) -> list[Tensor]:
         first = observations[0]
-        shown = [value for learner in first.learners for value in learner.weights.values()]
+        shown = [value for learner in first.learners for value in (*learner.weights.values(), *learner.buffers.values())]
         return [*shown, *(v for o in observations for update in o.updates for v in update.weights.values())]
 
     def watch(self, observations: Sequence[Observation]) -> None:
@@ -103,19 +106,33 @@ class _Guard:
             raise UsageError(f"attack {name!r} changed the model or the update it was shown; it must work on copies")
 
 
+def knowledge_needed(attack: Attack, observation: Observation) -> frozenset[Knowledge]:
+    """Return what an attack must know: what its card says, the defense if its stance uses it, and how local steps were taken."""
+    needed = set(attack.card.needs)
+    if getattr(attack, "stance", "plain") in USES_THE_DEFENSE:
+        needed.add(Knowledge.DEFENSE)
+    if observation.learner.settings.shares == "weights":
+        needed.add(Knowledge.LEARNING_RATE)
+    return frozenset(needed)
+
+
 def launch(attack: Attack, observations: Sequence[Observation], desk: Desk) -> list[Reconstruction]:
     """Run an attack: check what it asks for, guard what it is shown, and return finite candidates inside [0, 1].
 
     Raises:
         MissingKnowledge: The threat model does not grant what the attack needs.
         UsageError: The attack does not apply to this observation.
+        BadUpdate: An update has entries that are not finite.
     """
     if not observations:
         return []
     card = attack.card
-    withheld = [str(item) for item in Knowledge if item in card.needs and item not in observations[0].threat.knows]
-    if withheld:
-        raise MissingKnowledge(f"attack {card.name!r} needs to know {' and '.join(withheld)}; grant it in the threat model or drop the attack")
+    missing = knowledge_needed(attack, observations[0]) - observations[0].threat.knows
+    if missing:
+        withheld = " and ".join(str(item) for item in Knowledge if item in missing)
+        raise MissingKnowledge(f"attack {card.name!r} needs to know {withheld}; grant it in the threat model or drop the attack")
+    for update in (update for observation in observations for update in observation.updates):
+        check_finite(update.weights, "the update under attack")
     reason = attack.applies(observations[0])
     if reason:
         raise UsageError(f"attack {card.name!r} does not apply: {reason}")
@@ -129,7 +146,9 @@ def launch(attack: Attack, observations: Sequence[Observation], desk: Desk) -> l
 def _presentable(candidate: Reconstruction, observation: Observation) -> Reconstruction:
     expected = (observation.examples, *observation.input_shape)
     if tuple(candidate.inputs.shape) != expected:
-        raise UsageError(f"attack recipe {candidate.recipe!r} returned shape {tuple(candidate.inputs.shape)}, expected {expected}")
+        raise UsageError(
+            f"attack recipe {candidate.recipe!r} returned shape {tuple(candidate.inputs.shape)}, expected {expected}"
+        )
     inputs = torch.nan_to_num(candidate.inputs.detach(), nan=0.5, posinf=1.0, neginf=0.0).clamp(0, 1)
     candidate = candidate.replace(inputs=inputs)
     if candidate.stance != "informed":

@@ -1,12 +1,16 @@
-"""Named, versioned ensembles: what a defense is judged by. They take no parameters, so two people who name the same one ran the same attackers.
+"""Named, versioned ensembles: what a defense is judged by.
 
-A published version never changes; a better ensemble gets a new number. The short names ``quick`` and ``standard`` mean the newest version.
+They take no parameters, so two people who name the same one ran the same attackers. A published version never changes; a better
+ensemble gets a new number. The short names ``quick`` and ``standard`` mean the newest version.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
+
+import torch
 
 from gradveil.attacks.adaptive import STANCES, stances_for
 from gradveil.attacks.base import ATTACKS, Attack, Desk
@@ -14,10 +18,11 @@ from gradveil.attacks.deep_leakage import DLG, IDLG
 from gradveil.attacks.feature_inversion import FeatureInversion
 from gradveil.attacks.inverting_gradients import InvertingGradients
 from gradveil.attacks.linear_layer import LinearLayer
+from gradveil.attacks.matching import LIKELIHOOD
 from gradveil.errors import UsageError, suggest
-from gradveil.records import Observation
+from gradveil.records import Observation, Reconstruction
 
-__all__ = ["ENSEMBLES", "Ensemble", "Member", "line_up", "names", "resolve"]
+__all__ = ["ENSEMBLES", "Ensemble", "Member", "informed_twins", "line_up", "names", "resolve"]
 
 
 @dataclass(frozen=True)
@@ -46,7 +51,7 @@ class Ensemble:
 
 
 def _smooth_to_sharp(steps: int, restarts: int = 1, **changes: Any) -> InvertingGradients:
-    """Cosine matching that starts grey and smooth and lets go of smoothness while it converges; prior weights in units of the starting loss."""
+    """Cosine matching that starts grey and smooth and lets go of smoothness; prior weights in units of the starting loss."""
     settings: dict[str, Any] = {
         "steps": steps,
         "restarts": restarts,
@@ -62,15 +67,27 @@ def _smooth_to_sharp(steps: int, restarts: int = 1, **changes: Any) -> Inverting
     return InvertingGradients(**(settings | changes))
 
 
-_NOISE_AWARE = {"tv": 0.5, "tv_end": 0.02, "title": "smooth_to_sharp_noisy"}
+def _stay_smooth(steps: int, **changes: Any) -> InvertingGradients:
+    """The same with a stronger prior that is never let go: for updates that determine the input only in part."""
+    settings: dict[str, Any] = {"learning_rate": 0.05, "tv": 0.5, "tv_end": 0.02, "title": "stay_smooth"}
+    return _smooth_to_sharp(steps, **(settings | changes))
+
+
+def _likelihood(steps: int, tv: float) -> InvertingGradients:
+    """Maximum a posteriori under the known noise: Gaussian log-likelihood plus a Laplace prior on differences of neighbours."""
+    return _smooth_to_sharp(
+        steps, objective="likelihood", tv=tv, tv_end=None, relative=False, stance="informed", title=f"noise_likelihood_{tv:g}"
+    )
+
 
 QUICK = Ensemble(
     "quick-1",
-    "A first look in minutes: one strong recipe in every stance, a smoother one for noise, and the two cheap analytic attacks.",
+    "A first look in minutes: a sharp and a smooth recipe, the likelihood where noise is known, and two cheap analytic attacks.",
     (
-        Member(_smooth_to_sharp(500), STANCES),
-        Member(_smooth_to_sharp(300, **_NOISE_AWARE), ("plain", "informed")),
-        Member(FeatureInversion(steps=400)),
+        Member(_smooth_to_sharp(400), ("plain", "informed")),
+        Member(_stay_smooth(250), STANCES),
+        Member(_likelihood(300, 3.0), ("informed",)),
+        Member(FeatureInversion(steps=300)),
         Member(LinearLayer()),
     ),
     rehearsals=2,
@@ -81,9 +98,14 @@ STANDARD = Ensemble(
     "The judgement we publish: complementary recipes with restarts, every stance, and published attacks in their own settings.",
     (
         Member(_smooth_to_sharp(2000, 2), STANCES),
-        Member(_smooth_to_sharp(2000, learning_rate=0.05, tv=3.0, tv_end=0.1, title="smooth_to_smooth"), ("plain", "informed")),
-        Member(_smooth_to_sharp(1500, **_NOISE_AWARE), ("plain", "informed")),
-        Member(_smooth_to_sharp(1500, objective="layer_cosine", title="smooth_to_sharp_layers"), ("plain", "informed", "zero_mask")),
+        Member(_stay_smooth(1500, restarts=2), STANCES),
+        Member(_stay_smooth(1500, tv=0.25, tv_end=0.0025, title="smooth_to_fine"), ("plain", "informed")),
+        Member(_stay_smooth(1500, tv=3.0, tv_end=0.1, title="stay_smoother"), ("plain", "informed")),
+        Member(
+            _smooth_to_sharp(1500, objective="layer_cosine", title="smooth_to_sharp_layers"), ("plain", "informed", "zero_mask")
+        ),
+        Member(_likelihood(1500, 1.0), ("informed",)),
+        Member(_likelihood(1500, 10.0), ("informed",)),
         Member(InvertingGradients(steps=2000)),
         Member(IDLG(steps=400), ("plain", "informed")),
         Member(DLG(steps=400)),
@@ -102,10 +124,10 @@ def names() -> list[str]:
 
 
 def resolve(spelling: str) -> Ensemble:
-    """Return an ensemble by name (``quick`` means its newest version), or a single attack, in all stances it can take, as an ensemble of one."""
+    """Return an ensemble by name (``quick`` means its newest version), or one attack in all its stances as an ensemble of one."""
     versions = [name for name in ENSEMBLES if name == spelling or name.rpartition("-")[0] == spelling]
     if versions:
-        return ENSEMBLES[max(versions)]
+        return ENSEMBLES[max(versions, key=lambda name: int(name.rpartition("-")[2]))]
     bare = spelling.partition("(")[0].strip()
     known = [*ENSEMBLES, *ATTACKS.names()]
     if ":" not in bare and bare not in ATTACKS.names():
@@ -122,7 +144,27 @@ def line_up(ensemble: Ensemble, observation: Observation, desk: Desk) -> list[At
     for member in ensemble.members:
         if member.attack.applies(observation) is not None:
             continue
-        for stance in member.stances:
-            if stance in possible:
-                attacks.append(replace(member.attack, stance=stance) if hasattr(member.attack, "stance") else member.attack)
+        stances = [stance for stance in member.stances if stance in possible]
+        if getattr(member.attack, "objective", "") == LIKELIHOOD:
+            stances = [stance for stance in stances if stance == "informed"]
+        elif observation.adversary.matches_plainly:
+            # The informed search would be the plain one step by step; what the defense's attacker adds comes with
+            # `informed_twins`.
+            stances = [stance for stance in stances if stance != "informed"]
+        attacks += [
+            replace(member.attack, stance=stance) if hasattr(member.attack, "stance") else member.attack for stance in stances
+        ]
     return attacks
+
+
+def informed_twins(found: list[Reconstruction], observations: Sequence[Observation]) -> list[Reconstruction]:
+    """Return, for a defense whose attacker searches as the plain one does, plain candidates with that attacker's last touch."""
+    twins = []
+    for candidate in found:
+        adversary = observations[candidate.target].adversary
+        if candidate.stance != "plain" or not adversary.matches_plainly:
+            continue
+        finished = adversary.finish(candidate.replace(stance="informed"), observations[candidate.target])
+        if not torch.equal(finished.inputs, candidate.inputs):
+            twins.append(finished.replace(inputs=finished.inputs.clamp(0, 1), unfinished=candidate.inputs))
+    return twins

@@ -1,42 +1,27 @@
-"""Feature inversion: a last layer whose gradient arrives exactly gives away its input features; search for the image that has them."""
+"""Feature inversion: a last layer whose gradient arrives exactly gives away its input; search for the image behind it."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from gradveil.attacks.base import ATTACKS, AttackCard, Desk
 from gradveil.attacks.execution import choose_execution
 from gradveil.attacks.labels import classifier_layer, recover_labels
-from gradveil.attacks.linear_layer import layer_inputs
+from gradveil.attacks.linear_layer import features_at, layer_inputs
 from gradveil.attacks.loop import Problem, optimise
 from gradveil.attacks.optimisers import Adam
 from gradveil.attacks.priors import total_variation
-from gradveil.learning.learner import Learner
+from gradveil.errors import UsageError
 from gradveil.records import Knowledge, Observation, Reconstruction
 from gradveil.tensors import Named
 
-__all__ = ["FeatureInversion", "features_at"]
-
-
-def features_at(learner: Learner, layer: str, inputs: Tensor) -> Tensor:
-    """Return the input of the module that owns the weight ``layer``, as (B, features)."""
-    caught: list[Tensor] = []
-
-    def catch(module: nn.Module, arguments: tuple[Any, ...]) -> None:
-        caught.append(arguments[0])
-
-    module = learner.model.get_submodule(layer.removesuffix(".weight"))
-    handle = module.register_forward_pre_hook(catch)
-    try:
-        learner.forward(learner.weights, inputs)
-    finally:
-        handle.remove()
-    return caught[0].reshape(inputs.shape[0], -1)
+__all__ = ["FeatureInversion"]
 
 
 @ATTACKS.register(
@@ -47,28 +32,35 @@ def features_at(learner: Learner, layer: str, inputs: Tensor) -> Tensor:
         url="https://arxiv.org/abs/1506.02753",
         cost="one backward pass per step and candidate, no double backward: several times cheaper than gradient matching",
         weakness="one example per update; deep networks keep few details in their last features",
-        needs=frozenset({Knowledge.ARCHITECTURE}),
-        home="sigmoid LeNet, default initialisation, one 3×32×32 image, 400 steps",
-        floor_psnr=15.0,
+        needs=frozenset({Knowledge.ARCHITECTURE, Knowledge.EXAMPLES}),
+        home="sigmoid LeNet, default initialisation, one 3×16×16 picture, 200 steps",
+        floor_psnr=16.0,
     )
 )
 @dataclass(frozen=True, kw_only=True)
 class FeatureInversion:
-    """Minimise ``|phi(x') - r|^2 / |r|^2 + tv TV(x')`` with ``r = dW^T db / |db|^2`` from the last linear layer.
+    """Minimise ``|phi(x') - r|^2 / |phi(x_0) - r|^2 + tv TV(x')`` with ``r = dW^T db / |db|^2`` from the last linear layer.
 
-    The ratio is blind to a common positive factor, so clipping does not hinder it, and a layer that a defense lets through exactly is enough.
+    The ratio is blind to a common positive factor, so clipping does not hinder it, and a layer that a defense lets through
+    exactly is enough.
 
-    Departs from the paper: features come from the gradient rather than from the network's output. Cost: about three forward passes per step.
-    Known weakness: needs a bias in the last layer and one example per update.
+    Departs from the paper: features come from the gradient rather than from the network's output.
+
+    Cost: about three forward passes per step. Known weakness: needs a bias in the last layer and one example per update.
     """
 
     card: ClassVar[AttackCard]
     steps: int = 1000
     restarts: int = 1
-    learning_rate: float = 0.05
-    tv: float = 0.03
-    tv_end: float = 0.003
+    learning_rate: float = 0.1
+    tv: float = 0.5
+    tv_end: float = 0.02
     stance: str = "plain"
+
+    def __post_init__(self) -> None:
+        """Refuse a weight that cannot change geometrically."""
+        if not (self.tv > 0 and self.tv_end > 0):
+            raise UsageError(f"tv is {self.tv} and tv_end is {self.tv_end}; both must be above 0")
 
     def applies(self, observation: Observation) -> str | None:
         """Return why not, unless one example stands behind the update and the last layer is linear with a bias."""
@@ -90,25 +82,33 @@ class FeatureInversion:
         steps = desk.steps(self.steps)
         inputs, wanted = self._starts(observations, name, desk)
 
+        def misfit(row: Tensor, constants: Named) -> Tensor:
+            features = features_at(learner, name, row.reshape(inputs.shape[1:]))
+            return (features - constants["features"]).square().sum()
+
         def loss(leaves: Named, constants: Named) -> Tensor:
-            features = features_at(learner, name, leaves["inputs"])
-            misfit = (features - constants["features"]).square().sum() / constants["features"].square().sum().clamp_min(1e-30)
-            return misfit + constants["tv"] * total_variation(leaves["inputs"])
+            return misfit(leaves["inputs"], constants) * constants["unit"] + constants["tv"] * total_variation(leaves["inputs"])
 
         def refresh(step: int, leaves: Named, constants: Named) -> Named:
             weight = self.tv * (self.tv_end / self.tv) ** min(1.0, step / max(1.0, 0.9 * steps))
             return {**constants, "tv": torch.full_like(constants["tv"], weight)}
 
+        execution = choose_execution(desk.execution, inputs.device, learner.parameters, inputs.shape[0], 1, 0)
+        measure = execution.prepare(misfit)
+        slope, start = measure(inputs.flatten(1), {"features": wanted})
+        # In units of the misfit at the start: saturated features differ little from input to input, whatever their size.
+        unit = 1 / start.clamp_min(1e-30)
+        constants = {"features": wanted, "unit": unit, "tv": torch.full_like(start, self.tv)}
         problem = Problem(
             loss,
             {"inputs": inputs},
-            {"features": wanted, "tv": torch.full((inputs.shape[0],), self.tv, device=inputs.device)},
+            constants,
             boxed=frozenset({"inputs"}),
             refresh=refresh,
-            tracks=lambda step: step >= int(0.9 * steps),
+            tracks=lambda step: step >= min(math.ceil(0.9 * steps), steps - 1),
         )
-        execution = choose_execution(desk.execution, inputs.device, learner.parameters, inputs.shape[0], 1, 0)
         outcome = optimise(problem, Adam(learning_rate=self.learning_rate), steps, execution, progress=desk.progress)
+        _, end = measure(outcome.leaves["inputs"].flatten(1), {"features": wanted})
         return [
             Reconstruction(
                 inputs=outcome.leaves["inputs"][row],
@@ -117,10 +117,10 @@ class FeatureInversion:
                 target=row // self.restarts,
                 stance=self.stance,
                 restart=row % self.restarts,
-                first_loss=float(outcome.first_loss[row]),
-                best_loss=float(outcome.best_loss[row]),
-                gradient_norm=float(outcome.gradient_norm[row]),
-                steps=outcome.steps,
+                first_loss=float(start[row] * unit[row]),
+                best_loss=float(end[row] * unit[row]),
+                gradient_norm=float(slope[row].norm() * unit[row]),
+                steps=int(outcome.steps[row]),
                 status=outcome.status[row],
             )
             for row in range(inputs.shape[0])

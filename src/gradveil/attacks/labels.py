@@ -1,8 +1,9 @@
 """Label recovery from the gradient of the last layer.
 
-For cross-entropy averaged over B examples the bias gradient of the classifier is, exactly, db_c = mean_i p_ic - n_c / B, with n_c the number of examples of
-class c and p the predicted probabilities. So db_c is negative where a class is present and the network is not yet sure (iDLG, Zhao et al. 2020, for B = 1), and
-n_c = B (p_c - db_c) for batches once the mean prediction p_c is estimated (Geng et al. 2021). The update must have gradient sign.
+For cross-entropy averaged over B examples the bias gradient of the classifier is, exactly, db_c = mean_i p_ic - n_c / B, with
+n_c the number of examples of class c and p the predicted probabilities. So db_c is negative where a class is present and the
+network is not yet sure (iDLG, Zhao et al. 2020, for B = 1), and n_c = B (p_c - db_c) for batches once the mean prediction p_c
+is estimated (Geng et al. 2021). The update must have gradient sign.
 """
 
 from __future__ import annotations
@@ -43,8 +44,8 @@ def label_scores(observation: Observation) -> Tensor | None:
 def recover_labels(observation: Observation) -> Tensor:
     """Return the most likely labels of all examples behind the update, sorted.
 
-    One example: the class with the lowest evidence (iDLG). Several: counts n_c = B (p_c - db_c), with p_c the global model's mean prediction on grey
-    noise, rounded by largest remainders so that they sum to B. Without a classifier layer: zeros.
+    One example: the class with the lowest evidence (iDLG). Several: counts n_c = B (p_c - db_c), with p_c the global model's
+    mean prediction on grey noise, rounded by largest remainders so that they sum to B. Without a classifier layer: zeros.
     """
     count = observation.examples
     device = next(iter(observation.update.weights.values())).device
@@ -54,7 +55,8 @@ def recover_labels(observation: Observation) -> Tensor:
     if count == 1:
         return scores.argmin().reshape(1)
     wanted = (count * (_mean_prediction(observation) - scores)).clamp_min(0)
-    wanted = wanted * (count / wanted.sum().clamp_min(1e-12))
+    # Noise can hide every class; then all are as likely, and the labels are still as many as the examples.
+    wanted = wanted * (count / wanted.sum()) if bool(wanted.sum() > 0) else torch.full_like(wanted, count / len(wanted))
     whole = wanted.floor()
     for index in (wanted - whole).argsort(descending=True)[: int(count - whole.sum())]:
         whole[index] += 1
@@ -68,4 +70,5 @@ def _mean_prediction(observation: Observation) -> Tensor:
     reference = next(iter(learner.weights.values()))
     outputs = learner.forward(learner.weights, noise.clamp(0, 1).to(reference))
     outputs = outputs[0] if isinstance(outputs, tuple) else outputs
-    return outputs.softmax(1).mean(0).detach()
+    prediction: Tensor = outputs.softmax(1).mean(0).detach()
+    return prediction

@@ -4,25 +4,42 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from gradveil.attacks.base import ATTACKS, AttackCard, Desk
 from gradveil.attacks.labels import recover_labels
+from gradveil.learning.learner import Learner
 from gradveil.records import Knowledge, Observation, Reconstruction
 from gradveil.tensors import Named
 
-__all__ = ["LinearLayer", "layer_inputs"]
+__all__ = ["LinearLayer", "features_at", "layer_inputs"]
+
+
+def features_at(learner: Learner, layer: str, inputs: Tensor) -> Tensor:
+    """Return the input of the module that owns the weight ``layer``, as (B, features)."""
+    caught: list[Tensor] = []
+
+    def catch(module: nn.Module, arguments: tuple[Any, ...]) -> None:
+        caught.append(arguments[0])
+
+    module = learner.model.get_submodule(layer.removesuffix(".weight"))
+    handle = module.register_forward_pre_hook(catch)
+    try:
+        learner.forward(learner.weights, inputs)
+    finally:
+        handle.remove()
+    return caught[0].reshape(inputs.shape[0], -1)
 
 
 def layer_inputs(update: Named, layer: str, count: int) -> Tensor | None:
     """Return (count, features) estimates of a linear layer's inputs from its weight and bias gradients, or None.
 
-    A layer's gradients are dW = sum_i delta_i a_i^T and db = sum_i delta_i. For one example every row of dW is db_r a, so the least-squares answer over rows is
-    a = dW^T db / |db|^2, which also averages noise. For several examples a row moved by one example only gives that example exactly; rows are ranked by how far
-    their ratio is from the rows already taken.
+    A layer's gradients are dW = sum_i delta_i a_i^T and db = sum_i delta_i. For one example every row of dW is db_r a, so the
+    least-squares answer over rows is a = dW^T db / |db|^2, which also averages noise. For several examples a row moved by one
+    example only gives that example exactly; rows are ranked by how far their ratio is from the rows already taken.
     """
     weight, bias = update.get(layer), update.get(layer.removesuffix("weight") + "bias")
     if weight is None or bias is None or not bool(bias.abs().max() > 0):
@@ -48,16 +65,29 @@ def _distinct_rows(weight: Tensor, bias: Tensor, count: int) -> Tensor:
     return ratios[taken]
 
 
+def _preprocessing(observation: Observation, layer: str) -> tuple[Tensor, Tensor] | None:
+    """Return s and t of the map ``s x + t``, entry by entry, between input and first layer; None where it is no such map."""
+    weight = observation.update.weights[layer]
+    ramp = torch.linspace(0.1, 0.9, weight.shape[1]).to(weight)
+    shape = (observation.examples, *observation.input_shape)
+    probes = [value.expand(observation.examples, -1).reshape(shape) for value in (ramp * 0, ramp * 0 + 1, ramp)]
+    with torch.no_grad():
+        black, white, grey = (features_at(observation.learner, layer, probe)[0] for probe in probes)
+    scale = white - black
+    straight = torch.allclose(grey, black + scale * ramp, rtol=1e-4, atol=1e-4) and bool((scale.abs() > 1e-6).all())
+    return (scale, black) if straight else None
+
+
 @ATTACKS.register(
     AttackCard(
         name="linear_layer",
-        summary="Divides the first layer's weight gradient by its bias gradient: the input itself, where the model starts with a linear layer.",
+        summary="Divides the first layer's weight gradient by its bias gradient: the input itself, where that layer is linear.",
         paper="Phong et al., Privacy-Preserving Deep Learning via Additively Homomorphic Encryption, IEEE TIFS 2018",
         url="https://doi.org/10.1109/TIFS.2017.2787987",
         cost="one division",
         weakness="needs a linear first layer with a bias; for batches, units that only one example moves",
-        needs=frozenset({Knowledge.ARCHITECTURE}),
-        home="MLP, one image",
+        needs=frozenset({Knowledge.ARCHITECTURE, Knowledge.EXAMPLES}),
+        home="MLP, one 3×16×16 picture",
         floor_psnr=50.0,
     )
 )
@@ -81,6 +111,8 @@ class LinearLayer:
             return "the model does not start with a linear layer on the whole input"
         if name.removesuffix("weight") + "bias" not in observation.update.weights:
             return "the first layer has no bias"
+        if _preprocessing(observation, name) is None:
+            return "the first layer does not see the input itself"
         return None
 
     def run(self, observations: Sequence[Observation], desk: Desk) -> list[Reconstruction]:
@@ -88,11 +120,18 @@ class LinearLayer:
         found = []
         for index, observation in enumerate(observations):
             layer = next(iter(observation.update.weights))
-            inputs = layer_inputs(observation.update.weights, layer, observation.examples)
+            weight, bias = observation.update.weights[layer], observation.update.weights[layer.removesuffix("weight") + "bias"]
+            mapped = _preprocessing(observation, layer)
+            assert mapped is not None  # `applies` has checked
+            scale, shift = mapped
+            # sum_i delta_i (s x_i + t)^T minus db t^T, over s: the gradient of a layer that sees x itself.
+            direct = (weight - bias[:, None] * shift) / scale
+            inputs = layer_inputs({**observation.update.weights, layer: direct}, layer, observation.examples)
             if inputs is None:
-                inputs = torch.full((observation.examples, torch.Size(observation.input_shape).numel()), 0.5)
+                inputs = weight.new_full((observation.examples, weight.shape[1]), 0.5)
             shaped = inputs.reshape(observation.examples, *observation.input_shape)
+            labels = recover_labels(observation)
             found.append(
-                Reconstruction(shaped, recover_labels(observation), self.card.name, target=index, first_loss=1.0, best_loss=0.0, gradient_norm=1.0)
+                Reconstruction(shaped, labels, self.card.name, target=index, first_loss=1.0, best_loss=0.0, gradient_norm=1.0)
             )
         return found

@@ -1,8 +1,8 @@
 """Batched optimisation: many targets × restarts in one program.
 
-A `Problem` is the loss of *one* candidate; the loop maps it over all candidates with ``torch.func.vmap``, keeps the **best** iterate of each (not the
-last), masks candidates that are done or not finite instead of dropping them (so results do not depend on the company they were computed in), and counts its
-budget in evaluations.
+A `Problem` is the loss of *one* candidate; the loop maps it over all candidates with ``torch.func.vmap``, keeps the **best**
+iterate of each (not the last), masks candidates that are done or not finite instead of dropping them (so results do not depend
+on the company they were computed in), and counts its budget in evaluations.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from gradveil.attacks.execution import Execution
 from gradveil.attacks.optimisers import Optimiser
 from gradveil.tensors import Named
 
-__all__ = ["Outcome", "Problem", "optimise"]
+__all__ = ["Outcome", "Problem", "Refresh", "optimise"]
 
 Refresh = Callable[[int, Named, Named], Named]
 """``(step, leaves, constants) -> constants``: renew what a recipe changes while it runs."""
@@ -33,8 +33,9 @@ class Problem:
         constants: What differs between candidates but is not optimised, each (N, ...).
         boxed: Leaves kept inside [0, 1].
         refresh: Renews constants before a step, or None.
-        tracks: Steps at which an iterate may become the best one; None for all. Where constants change from step to step, losses of different
-            steps are not comparable, and only steps with comparable ones may be tracked.
+        tracks: Steps at which an iterate may become the best one; None for all. Where constants change from step to step,
+            losses of different steps are not comparable, and only steps with comparable ones may be tracked; until then the
+            latest is kept.
     """
 
     loss: Callable[[Named, Named], Tensor]
@@ -47,14 +48,24 @@ class Problem:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What the optimisation found: per candidate, the best iterate and how it came about."""
+    """What the optimisation found: per candidate, the best iterate and how it came about.
+
+    Attributes:
+        leaves: The best iterates, each (N, ...).
+        first_loss: Loss at the start.
+        best_loss: Loss at the best iterate; infinite where none was finite.
+        gradient_norm: Norm of the gradient at the start.
+        status: finished, stopped early, or not finite.
+        steps: Evaluations each candidate used.
+        trace: Mean loss every fifty steps.
+    """
 
     leaves: Named
     first_loss: Tensor
     best_loss: Tensor
     gradient_norm: Tensor
     status: list[str]
-    steps: int
+    steps: Tensor
     trace: list[float] = field(default_factory=list)
 
 
@@ -64,7 +75,7 @@ def optimise(
     steps: int,
     execution: Execution,
     *,
-    stop_below: float = 0.0,
+    stop_below: float = float("-inf"),
     progress: Callable[[int], None] | None = None,
 ) -> Outcome:
     """Minimise ``problem`` and return the best iterate of every candidate.
@@ -84,38 +95,42 @@ def optimise(
     n = flat.shape[0]
     best, best_loss = flat.clone(), torch.full((n,), float("inf"), dtype=flat.dtype, device=flat.device)
     active = torch.ones(n, dtype=torch.bool, device=flat.device)
-    broken = ~active
+    broken, compared = ~active, ~active
+    spent, failures = torch.zeros(n, dtype=torch.int64, device=flat.device), torch.zeros(n, dtype=torch.int64, device=flat.device)
     first_loss = gradient_norm = best_loss
     trace: list[float] = []
-    done = 0
     for step in range(steps):
         trial = memory["trial"]
         if problem.refresh is not None:
             constants = problem.refresh(step, _unflatten_rows(trial, layout), constants)
         gradients, values = evaluate(trial, constants)
-        done += 1
+        spent = spent + active
         finite = torch.isfinite(values) & torch.isfinite(gradients).all(1)
         if step == 0:
             first_loss, gradient_norm = values, gradients.norm(dim=1)
-        if problem.tracks is None or problem.tracks(step):
-            better = active & finite & (values < best_loss)
-            best = torch.where(better[:, None], trial, best)
-            best_loss = torch.where(better, values, best_loss)
+        tracked = problem.tracks is None or problem.tracks(step)
+        usable = active & finite
+        better = usable & (~compared | (values < best_loss)) if tracked else usable & ~compared
+        best = torch.where(better[:, None], trial, best)
+        best_loss = torch.where(better, values, best_loss)
+        compared = compared | usable if tracked else compared
         if step % 50 == 0:
             trace.append(float(values[finite].mean()) if bool(finite.any()) else float("nan"))
-        # A line search probes bad points on purpose; only an optimiser without one is lost on a value that is not finite.
-        lost = active & ~finite & ("value" not in memory)
-        broken, active = broken | lost, active & ~lost & (best_loss >= stop_below)
+        failures = torch.where(finite, 0, failures + 1)
+        lost = active & (failures > optimiser.patience)
+        broken, active = broken | lost, active & ~lost & ~(compared & (best_loss < stop_below))
         if progress is not None:
             progress(n)
         if not bool(active.any()):
             break
-        gradients = torch.where(finite[:, None], gradients, 0)
+        values, gradients = torch.where(finite, values, float("inf")), torch.where(finite[:, None], gradients, 0)
         memory = optimiser.advance(memory, values, gradients, active, step, steps)
         if bounds is not None:
             memory = {**memory, "trial": torch.clamp(memory["trial"], bounds[0], bounds[1])}
-    status = ["not finite" if b else "finished" if a else "stopped early" for a, b in zip(active.tolist(), broken.tolist(), strict=True)]
-    return Outcome(_unflatten_rows(best, layout), first_loss, best_loss, gradient_norm, status, done, trace)
+    broken = broken | torch.isinf(best_loss)
+    ends = zip(active.tolist(), broken.tolist(), strict=True)
+    status = ["not finite" if bad else "finished" if on else "stopped early" for on, bad in ends]
+    return Outcome(_unflatten_rows(best, layout), first_loss, best_loss, gradient_norm, status, spent, trace)
 
 
 Layout = list[tuple[str, torch.Size, slice]]
@@ -147,5 +162,3 @@ def _box(problem: Problem, layout: Layout, flat: Tensor) -> tuple[Tensor, Tensor
         if name in problem.boxed:
             low[part], high[part] = 0.0, 1.0
     return low, high
-
-

@@ -3,29 +3,33 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+import math
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, get_args
 
 import torch
 from torch import Tensor
-from torch.func import vmap
 
 from gradveil.adversary import prefixed, with_prefix
-from gradveil.attacks.adaptive import OFFSET, REFRESH_EVERY, StraightThrough, adversary_for
+from gradveil.attacks.adaptive import OFFSET, REFRESH_EVERY, STANCES, StraightThrough, adversary_for
 from gradveil.attacks.base import Desk
 from gradveil.attacks.execution import Execution, choose_execution
 from gradveil.attacks.labels import recover_labels
-from gradveil.attacks.loop import Outcome, Problem, optimise
+from gradveil.attacks.loop import Outcome, Problem, Refresh, optimise
 from gradveil.attacks.objectives import OBJECTIVES
 from gradveil.attacks.optimisers import LBFGS, Adam
 from gradveil.attacks.priors import energy, total_variation
 from gradveil.attacks.smooth_relu import has_relu, sharpness_at, smooth_learner, with_sharpness
+from gradveil.errors import MissingKnowledge, UsageError, suggest
 from gradveil.learning.learner import Learner
 from gradveil.records import AdversaryModel, Comparison, Knowledge, Observation, Reconstruction
 from gradveil.tensors import Named
 
-__all__ = ["Recipe", "run_recipe"]
+__all__ = ["LIKELIHOOD", "Labels", "Recipe", "Start", "run_recipe"]
+
+Start = Literal["noise", "uniform", "grey"]
+Labels = Literal["recovered", "joint", "given"]
 
 LIKELIHOOD = "likelihood"
 SETTLED = 0.9
@@ -37,7 +41,8 @@ class Recipe:
 
     Attributes:
         name: Shown in reports.
-        objective: A registered objective, or ``likelihood``: the Gaussian log-likelihood where the informed adversary knows the noise.
+        objective: A registered objective, or ``likelihood``: the Gaussian log-likelihood where the informed adversary knows the
+            noise.
         optimiser: Adam or L-BFGS.
         steps: Evaluations per candidate.
         restarts: Starts per target.
@@ -58,16 +63,30 @@ class Recipe:
     optimiser: Adam | LBFGS = dataclasses.field(default_factory=Adam)
     steps: int = 1000
     restarts: int = 1
-    start: Literal["noise", "uniform", "grey"] = "noise"
+    start: Start = "noise"
     tv: float = 0.0
     tv_end: float | None = None
     relative: bool = False
     energy: float = 0.0
     box: bool = True
-    labels: Literal["recovered", "joint", "given"] = "recovered"
+    labels: Labels = "recovered"
     stance: str = "plain"
     smooth_relu: bool = False
     matching: float = 1.0
+
+    def __post_init__(self) -> None:
+        """Refuse settings that mean nothing; a typo must not become another attack."""
+        choices = {
+            "objective": (*OBJECTIVES.names(), LIKELIHOOD),
+            "start": get_args(Start),
+            "labels": get_args(Labels),
+            "stance": STANCES,
+        }
+        for name, known in choices.items():
+            if getattr(self, name) not in known:
+                raise UsageError(f"{name} is {getattr(self, name)!r}{suggest(getattr(self, name), known)}")
+        if self.tv_end is not None and not self.tv > 0:
+            raise UsageError(f"tv_end is {self.tv_end}, but tv is {self.tv}; a weight that changes geometrically starts above 0")
 
 
 @dataclass(frozen=True)
@@ -126,18 +145,25 @@ def run_recipe(recipe: Recipe, observations: Sequence[Observation], desk: Desk) 
     execution = choose_execution(
         desk.execution, leaves["inputs"].device, first.learner.parameters, count, first.examples, steps if recipe.matching else 0
     )
+    refresh = _refresher(matching, adversary, first.learners, desk, steps)
+    slope, value = _misfits(matching, refresh, 0, leaves, constants, execution)
     if recipe.relative and recipe.matching:
-        constants["unit"] = 1 / _values(matching, leaves, constants, execution).clamp_min(1e-30)
+        constants["unit"] = 1 / value.clamp_min(1e-30)
     problem = Problem(
         loss=matching.loss,
         leaves=leaves,
         constants=constants,
         boxed=frozenset({"inputs"}) if recipe.box else frozenset(),
-        refresh=_refresher(matching, adversary, first.learners, desk, steps),
+        refresh=refresh,
         tracks=_tracker(adversary, smooth or recipe.tv_end is not None, steps, desk),
     )
     floor = float("-inf") if recipe.objective == LIKELIHOOD or not recipe.matching or recipe.relative else 1e-14
     outcome = optimise(problem, recipe.optimiser, steps, execution, stop_below=floor, progress=desk.progress)
+    if recipe.matching:
+        # Priors and schedules aside: whether the *matching* moved is what tells a working attack from a smoothing filter.
+        _, first_loss = _misfits(matching, refresh, steps - 1, leaves, constants, execution)
+        _, best_loss = _misfits(matching, refresh, steps - 1, outcome.leaves, constants, execution)
+        outcome = dataclasses.replace(outcome, first_loss=first_loss, best_loss=best_loss, gradient_norm=slope)
     return _candidates(recipe, observations, outcome, constants)
 
 
@@ -169,13 +195,25 @@ def _stack(
     return _stack_rows(rows_leaves), _stack_rows(rows_constants)
 
 
-def _values(matching: _Matching, leaves: Named, constants: Named, execution: Execution) -> Tensor:
-    """Return every candidate's matching loss at its start."""
-    count = leaves["inputs"].shape[0]
-    if execution.mode != "looped":
-        return vmap(matching.misfit, chunk_size=execution.chunk)(leaves, constants).detach()
-    rows = [matching.misfit({n: v[i] for n, v in leaves.items()}, {n: v[i] for n, v in constants.items()}) for i in range(count)]
-    return torch.stack(rows).detach()
+def _misfits(
+    matching: _Matching, refresh: Refresh | None, step: int, leaves: Named, constants: Named, execution: Execution
+) -> tuple[Tensor, Tensor]:
+    """Return, per candidate, the matching loss alone under the schedules of one step, and the norm of its slope in the inputs."""
+    inputs = leaves["inputs"]
+    if not matching.recipe.matching:
+        return inputs.new_zeros(len(inputs)), inputs.new_zeros(len(inputs))
+    constants = constants if refresh is None else refresh(step, leaves, constants)
+    others = {n: v for n, v in leaves.items() if n != "inputs"}
+
+    def misfit(row: Tensor, rest: Named) -> Tensor:
+        own = {"inputs": row.reshape(inputs.shape[1:]), **prefixed(rest, "leaf|")}
+        return matching.misfit(own, prefixed(rest, "constant|"))
+
+    # One evaluation is not worth compiling.
+    once = dataclasses.replace(execution, mode="batched") if execution.mode == "compiled" else execution
+    rest = with_prefix(others, "leaf|") | with_prefix(constants, "constant|")
+    gradients, values = once.prepare(misfit)(inputs.flatten(1), rest)
+    return gradients.norm(dim=1), values
 
 
 def _stack_rows(rows: list[Named]) -> Named:
@@ -187,6 +225,8 @@ def _labels(recipe: Recipe, observation: Observation) -> Tensor | None:
         return None
     if Knowledge.LABELS in observation.threat.knows and observation.labels is not None:
         return observation.labels
+    if recipe.labels == "given":
+        raise MissingKnowledge(f"recipe {recipe.name!r} needs to know {Knowledge.LABELS}; grant it or set labels = 'recovered'")
     return recover_labels(observation)
 
 
@@ -199,7 +239,9 @@ def _start(kind: str, shape: tuple[int, ...], generator: torch.Generator) -> Ten
     return (0.5 + 0.25 * torch.randn(shape, generator=generator)).clamp(0, 1)
 
 
-def _refresher(matching: _Matching, adversary: AdversaryModel, learners: tuple[Learner, ...], desk: Desk, steps: int):  # type: ignore[no-untyped-def] # noqa: ANN202
+def _refresher(
+    matching: _Matching, adversary: AdversaryModel, learners: tuple[Learner, ...], desk: Desk, steps: int
+) -> Refresh | None:
     """Return the function that renews sharpness and straight-through offsets, or None where nothing changes."""
     through = adversary if isinstance(adversary, StraightThrough) and desk.simulate is not None else None
     recipe = matching.recipe
@@ -213,14 +255,16 @@ def _refresher(matching: _Matching, adversary: AdversaryModel, learners: tuple[L
         if recipe.tv_end is not None:
             share = min(1.0, step / max(1.0, SETTLED * steps))
             renewed["tv"] = torch.full_like(constants["tv"], recipe.tv * (recipe.tv_end / recipe.tv) ** share)
-        if through is not None and recipe.matching and step % REFRESH_EVERY == 0:
+        if through is not None and recipe.matching and (step % REFRESH_EVERY == 0 or step == steps - 1):
             renewed |= _offsets(through, learners, leaves, constants, desk, step)
         return renewed
 
     return refresh
 
 
-def _offsets(through: StraightThrough, learners: tuple[Learner, ...], leaves: Named, constants: Named, desk: Desk, step: int) -> Named:
+def _offsets(
+    through: StraightThrough, learners: tuple[Learner, ...], leaves: Named, constants: Named, desk: Desk, step: int
+) -> Named:
     rows = []
     for index, inputs in enumerate(leaves["inputs"]):
         soft = leaves["label_logits"][index].softmax(-1) if "label_logits" in leaves else None
@@ -230,12 +274,12 @@ def _offsets(through: StraightThrough, learners: tuple[Learner, ...], leaves: Na
     return _stack_rows(rows)
 
 
-def _tracker(adversary: AdversaryModel, changing: bool, steps: int, desk: Desk):  # type: ignore[no-untyped-def] # noqa: ANN202
+def _tracker(adversary: AdversaryModel, changing: bool, steps: int, desk: Desk) -> Callable[[int], bool] | None:
     """Losses are comparable only once schedules have settled and, straight-through, where the offset has just been renewed."""
     through = isinstance(adversary, StraightThrough) and desk.simulate is not None
     if not changing and not through:
         return None
-    settled = int(SETTLED * steps) if changing else 0
+    settled = min(math.ceil(SETTLED * steps), steps - 1) if changing else 0
     every = REFRESH_EVERY if through else 1
     return lambda step: step >= settled and (step % every == 0 or step == steps - 1)
 
@@ -260,11 +304,9 @@ def _candidates(recipe: Recipe, observations: Sequence[Observation], outcome: Ou
                 first_loss=float(outcome.first_loss[row]),
                 best_loss=float(outcome.best_loss[row]),
                 gradient_norm=float(outcome.gradient_norm[row]),
-                steps=outcome.steps,
+                steps=int(outcome.steps[row]),
                 status=outcome.status[row],
                 oracle_labels=not joint and observation.labels is not None and Knowledge.LABELS in observation.threat.knows,
             )
         )
     return found
-
-

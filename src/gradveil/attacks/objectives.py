@@ -16,7 +16,8 @@ from gradveil.registry import Card, Registry
 __all__ = ["OBJECTIVES", "Objective"]
 
 Objective = Callable[[Comparison], Tensor]
-TINY = 1e-30
+TINY = 1e-24
+"""Added to squared norms. The derivative of rsqrt cubes 1 / sqrt(TINY), which must not overflow where a layer is silent."""
 
 OBJECTIVES: Registry[Objective, Card] = Registry("objective", "gradveil.attacks.objectives")
 
@@ -33,8 +34,8 @@ def _pairs(comparison: Comparison) -> list[tuple[Tensor, Tensor]]:
 def cosine(comparison: Comparison) -> Tensor:
     """Return 1 - <s, o> / (|s| |o|) over all tensors together.
 
-    Computed as |s/|s| - o/|o||^2 / 2, which is the same number: the difference from one loses all digits in float32 once the angle is
-    small, long before the image is good, and then neither the best iterate nor the best restart can be told.
+    Computed as |s/|s| - o/|o||^2 / 2, which is the same number: the difference from one loses all digits in float32 once the
+    angle is small, long before the image is good, and then neither the best iterate nor the best restart can be told.
     """
     pairs = _pairs(comparison)
     left = (_sum([s.square().sum() for s, _ in pairs]) + TINY).rsqrt()
@@ -42,7 +43,9 @@ def cosine(comparison: Comparison) -> Tensor:
     return 0.5 * _sum([(s * left - o * right).square().sum() for s, o in pairs])
 
 
-@OBJECTIVES.register(Card(name="layer_cosine", summary="Mean over tensors of one minus the cosine; blind to each tensor's scale."))
+@OBJECTIVES.register(
+    Card(name="layer_cosine", summary="Mean over tensors of one minus the cosine; blind to each tensor's scale.")
+)
 def layer_cosine(comparison: Comparison) -> Tensor:
     """Return the mean over tensors of 1 - <s, o> / (|s| |o|), leaving out tensors seen as zero."""
     terms, counts = [], []
@@ -61,7 +64,12 @@ def l2(comparison: Comparison) -> Tensor:
     return _sum([(s - o).square().sum() for s, o in _pairs(comparison)])
 
 
-@OBJECTIVES.register(Card(name="relative_l2", summary="Mean over tensors of squared difference over squared size; sees scale, weighs layers equally."))
+@OBJECTIVES.register(
+    Card(
+        name="relative_l2",
+        summary="Mean over tensors of squared difference over squared size; sees scale, weighs layers equally.",
+    )
+)
 def relative_l2(comparison: Comparison) -> Tensor:
     """Return the mean over tensors of |s - o|^2 / |o|^2, leaving out tensors seen as zero."""
     terms, counts = [], []

@@ -1,13 +1,14 @@
 """Optimisers over many candidates at once. Each row of a flat (N, D) matrix is one candidate with its own state; rows never mix.
 
-One call of ``advance`` spends exactly one evaluation of value and gradient per candidate, so a budget in steps means the same for all optimisers.
+One call of ``advance`` spends exactly one evaluation of value and gradient per candidate, so a budget in steps means the same for
+all optimisers.
 """
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any, Literal, Protocol
+from typing import Any, ClassVar, Literal, Protocol
 
 import torch
 from torch import Tensor
@@ -16,6 +17,8 @@ __all__ = ["LBFGS", "Adam", "Optimiser", "Schedule", "learning_rate_at"]
 
 Schedule = Literal["constant", "steps", "cosine"]
 Memory = dict[str, Any]
+
+MOST_HALVINGS = 20
 
 
 def learning_rate_at(schedule: Schedule, base: float, step: int, steps: int) -> float:
@@ -28,10 +31,16 @@ def learning_rate_at(schedule: Schedule, base: float, step: int, steps: int) -> 
 
 
 class Optimiser(Protocol):
-    """Proposes points; told their values and gradients, moves on."""
+    """Proposes points; told their values and gradients, moves on.
+
+    Attributes:
+        patience: How many evaluations in a row may be not finite before a candidate counts as lost.
+    """
+
+    patience: ClassVar[int]
 
     def start(self, points: Tensor) -> Memory:
-        """Return the memory for candidates starting at ``points`` (N, D); ``memory["trial"]`` is where to evaluate next."""
+        """Return the memory of candidates that start at ``points`` (N, D); ``memory["trial"]`` is where to evaluate next."""
         ...
 
     def advance(self, memory: Memory, values: Tensor, gradients: Tensor, active: Tensor, step: int, steps: int) -> Memory:
@@ -43,6 +52,7 @@ class Optimiser(Protocol):
 class Adam:
     """Adam (Kingma and Ba 2015), optionally on the sign of the gradient (Geiping et al. 2020)."""
 
+    patience: ClassVar[int] = 0
     learning_rate: float = 0.1
     signed: bool = False
     schedule: Schedule = "cosine"
@@ -67,10 +77,12 @@ class Adam:
 class LBFGS:
     """Limited-memory BFGS with Armijo backtracking, every candidate at its own pace.
 
-    Each evaluation either accepts a candidate's trial point (and proposes the next full step) or halves its step; a candidate that cannot make
-    progress forgets its curvature pairs and starts again along the negative gradient.
+    Each evaluation either accepts a candidate's trial point (and proposes the next full step) or halves its step; a candidate
+    that cannot make progress forgets its curvature pairs and starts again along the negative gradient.
     """
 
+    # A line search probes bad points on purpose; after a full round of halvings and a fresh start there are no good ones left.
+    patience: ClassVar[int] = 2 * MOST_HALVINGS
     history: int = 20
     learning_rate: float = 1.0
     sufficient_decrease: float = 1e-4
@@ -85,6 +97,7 @@ class LBFGS:
             "gradient": torch.zeros_like(points),
             "direction": torch.zeros_like(points),
             "stride": torch.ones(n, dtype=points.dtype, device=points.device),
+            "halvings": torch.zeros(n, dtype=torch.int64, device=points.device),
             "s": torch.zeros((n, self.history, d), dtype=points.dtype, device=points.device),
             "y": torch.zeros((n, self.history, d), dtype=points.dtype, device=points.device),
         }
@@ -106,7 +119,8 @@ class LBFGS:
         gradient = torch.where(take, gradients, memory["gradient"])
         value = torch.where(accept, values, memory["value"])
 
-        stuck = active & ~accept & (memory["stride"] < 1e-6)
+        # Counted, not read off the stride: the first stride along a steep gradient is tiny already.
+        stuck = active & ~accept & (memory["halvings"] >= MOST_HALVINGS)
         s, y = torch.where(stuck[:, None, None], 0, s), torch.where(stuck[:, None, None], 0, y)
         renewed = accept | stuck
         fresh = _two_loop(gradient, s, y)
@@ -116,7 +130,17 @@ class LBFGS:
         full = torch.where(no_history, cautious, torch.full_like(cautious, self.learning_rate))
         stride = torch.where(renewed, full, memory["stride"] * 0.5)
         trial = torch.where(active[:, None], point + stride[:, None] * direction, memory["trial"])
-        return {"trial": trial, "point": point, "value": value, "gradient": gradient, "direction": direction, "stride": stride, "s": s, "y": y}
+        return {
+            "trial": trial,
+            "point": point,
+            "value": value,
+            "gradient": gradient,
+            "direction": direction,
+            "stride": stride,
+            "halvings": torch.where(renewed, 0, memory["halvings"] + 1),
+            "s": s,
+            "y": y,
+        }
 
 
 def _push(store: Tensor, new: Tensor, where: Tensor) -> Tensor:

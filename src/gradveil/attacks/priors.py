@@ -1,4 +1,7 @@
-"""What an attacker believes about inputs before seeing the update. All are safe under vmap and work for any number of spatial axes."""
+"""What an attacker believes about inputs before seeing the update.
+
+All are safe under vmap and work for any number of spatial axes.
+"""
 
 from __future__ import annotations
 

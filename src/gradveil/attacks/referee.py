@@ -1,17 +1,20 @@
 """The referee: one ranking over the candidates of all recipes, as the attacker would make it, without the truth.
 
-Recipes have losses that cannot be compared, so every candidate is scored anew: in float64, without priors, by replaying the whole defended client through the
-informed adversary model, its unknowns refitted. Where the noise of the release is known the score is the Gaussian negative log-likelihood; else it is the mean over
-tensors of the relative squared residual, each tensor weighted by how exactly it arrives. How exactly is measured, not declared: the attacker sends public images of
-its own through the same client and looks at the residual at their truth.
+Recipes have losses that cannot be compared, so every candidate is scored anew: in float64, without priors, by replaying the
+whole defended client through the informed adversary model, its unknowns refitted. Where the noise of the release is known the
+score is the Gaussian negative log-likelihood; else it is the mean over tensors of the relative squared residual, each tensor
+weighted by how exactly it arrives. How exactly is measured, not declared: the attacker sends public images of its own through
+the same client and looks at the residual at their truth.
 
-Candidates that explain what was seen as well as the truth would (judged by the same public images) are tied. Ties go to the recipe that did best on the
-public images.
+A low score alone does not make a good image: where the update determines the input only in part, a sharp recipe fits it more
+exactly than a smooth one and looks worse. So the attacker compares each candidate with what the same recipe did in rehearsal.
+Candidates whose score is as good as their recipe's rehearsal scores, or as good as a truth's, are tied, and ties go to the
+recipe that came closest to the truth in rehearsal; where no candidate went as rehearsed, the lowest score wins.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -19,16 +22,20 @@ from torch import Tensor
 from torch.func import vmap
 
 from gradveil.adversary import prefixed, with_prefix
-from gradveil.attacks.loop import Problem, optimise
 from gradveil.attacks.execution import Execution
+from gradveil.attacks.loop import Problem, optimise
 from gradveil.attacks.optimisers import Adam
 from gradveil.records import AdversaryModel, Observation, Reconstruction
 from gradveil.tensors import Named
 
 __all__ = ["Referee", "Verdict", "recipe_key"]
 
+_Both = Callable[[Tensor, Tensor, Named], tuple[Named, Named]]
+
 REFIT_STEPS = 60
-TIE_FACTOR = 1.25
+TIE_FACTOR = 2.0
+TRUTH_SLACK = 1.25
+"""A truth scores a little differently from one image to the next, and few are rehearsed."""
 
 
 def recipe_key(candidate: Reconstruction) -> str:
@@ -51,26 +58,31 @@ class Referee:
 
     Attributes:
         arrival: Per tensor, the root mean square relative residual at the truth of public images; 0 where it arrives exactly.
-        truth_score: The highest score a truth reached in rehearsal; a candidate below it explains the update as well as the truth would.
+        truth_score: The highest score a truth reached in rehearsal; a candidate below it explains the update as well as the
+            truth would.
         rehearsal: Mean PSNR of each recipe on the public images.
+        rehearsal_score: Highest score of each recipe on the public images.
     """
 
     arrival: dict[str, float] = field(default_factory=dict)
     truth_score: float = 0.0
     rehearsal: dict[str, float] = field(default_factory=dict)
+    rehearsal_score: dict[str, float] = field(default_factory=dict)
 
     @classmethod
     def rehearsed(
         cls,
         observations: Sequence[Observation],
         truths: Sequence[tuple[Tensor, Tensor]],
+        originals: Sequence[Tensor],
         candidates: Sequence[Sequence[Reconstruction]],
     ) -> Referee:
-        """Learn from the attacker's own public images: how exactly tensors arrive, what a truth scores, and which recipe does best.
+        """Learn from the attacker's own public images how exactly tensors arrive, what a truth scores, which recipe does best.
 
         Args:
             observations: What the client would have sent for the public images.
-            truths: Their inputs and labels.
+            truths: The inputs the client would have trained on, and their labels.
+            originals: The public images themselves; a defense that changes data makes them differ from what is trained on.
             candidates: What the recipes made of the observations.
         """
         if not observations:
@@ -86,7 +98,11 @@ class Referee:
         scores = [
             judge.scores(o, [Reconstruction(x, y, recipe="truth")])[0] for o, (x, y) in zip(observations, truths, strict=True)
         ]
-        return cls(arrival, max(scores), _rehearsal_psnr(truths, candidates))
+        worst: dict[str, float] = {}
+        for observation, many in zip(observations, candidates, strict=True):
+            for candidate, found in zip(many, judge.scores(observation, many), strict=True):
+                worst[recipe_key(candidate)] = max(found, worst.get(recipe_key(candidate), 0.0))
+        return cls(arrival, max(scores), _rehearsal_psnr(originals, candidates), worst)
 
     def scores(self, observation: Observation, candidates: Sequence[Reconstruction]) -> list[float]:
         """Return one score per candidate, lower is better; infinite where it cannot be computed."""
@@ -112,15 +128,24 @@ class Referee:
     def select(self, observation: Observation, candidates: Sequence[Reconstruction]) -> Verdict:
         """Return the candidate an attacker without the truth would keep."""
         scores = self.scores(observation, candidates)
-        limit = max(min(scores) * TIE_FACTOR, self.truth_score)
-        tied = [index for index, score in enumerate(scores) if score <= limit] or [0]
+        tied = [i for i, value in enumerate(scores) if value <= self._as_rehearsed(candidates[i])]
+        if not tied:
+            tied = [i for i, value in enumerate(scores) if value <= min(scores)] or [0]
         best = max(tied, key=lambda i: (self.rehearsal.get(recipe_key(candidates[i]), float("-inf")), -scores[i]))
         return Verdict(best, scores, tied)
 
+    def _as_rehearsed(self, candidate: Reconstruction) -> float:
+        """Return the score up to which a candidate counts as having gone as rehearsed.
 
-def _rehearsal_psnr(truths: Sequence[tuple[Tensor, Tensor]], candidates: Sequence[Sequence[Reconstruction]]) -> dict[str, float]:
+        Counted from what a truth scores: under noise that is far from zero, and twice it would excuse any failure.
+        """
+        rehearsed = self.rehearsal_score.get(recipe_key(candidate), self.truth_score)
+        return max(TRUTH_SLACK * self.truth_score, self.truth_score + TIE_FACTOR * (rehearsed - self.truth_score))
+
+
+def _rehearsal_psnr(originals: Sequence[Tensor], candidates: Sequence[Sequence[Reconstruction]]) -> dict[str, float]:
     found: dict[str, list[float]] = {}
-    for (inputs, _), many in zip(truths, candidates, strict=True):
+    for inputs, many in zip(originals, candidates, strict=True):
         for candidate in many:
             error = _batch_error(candidate.inputs, inputs)
             found.setdefault(recipe_key(candidate), []).append(-10 * float(torch.log10(error.clamp_min(1e-6))))
@@ -133,10 +158,8 @@ def _batch_error(left: Tensor, right: Tensor) -> Tensor:
     return distance.min(1).values.mean()
 
 
-def _compare(
-    observation: Observation, inputs: Tensor, labels: Tensor, variables: list[Named]
-) -> tuple[Named, Named, int]:
-    """Return residuals and observed tensors of all candidates (leading axis), and the number of compared entries per candidate."""
+def _compare(observation: Observation, inputs: Tensor, labels: Tensor, variables: list[Named]) -> tuple[Named, Named, int]:
+    """Return residuals and observed tensors of all candidates (leading axis), and how many entries each candidate compares."""
     adversary = observation.adversary
     learners = tuple(learner.to(torch.float64) for learner in observation.learners)
     inputs = inputs.to(next(iter(learners[0].weights.values())).device)
@@ -165,8 +188,8 @@ def _compare(
     return {n: v.detach() for n, v in residuals.items()}, {n: v.detach() for n, v in observed.items()}, count
 
 
-def _refit(  # type: ignore[no-untyped-def]
-    observation: Observation, adversary: AdversaryModel, inputs: Tensor, labels: Tensor, variables: list[Named], both
+def _refit(
+    observation: Observation, adversary: AdversaryModel, inputs: Tensor, labels: Tensor, variables: list[Named], both: _Both
 ) -> list[Named]:
     """Fit the defense's unknowns to each candidate with its inputs held fixed."""
     generator = torch.Generator().manual_seed(0)

@@ -1,8 +1,9 @@
 """Make matching losses of ReLU networks informative.
 
-A ReLU's derivative is a step, so the backward signal of a ReLU network does not move with its input and the matching loss gives almost no direction. The
-attacker's copy replaces relu(z) by softplus(c z / s) s / c, with s the layer's own scale and a sharpness c that grows from 2 to 100 while the attack runs;
-at the end it is a ReLU to within a percent of that scale. Our own construction; measured in docs/attacks.md.
+A ReLU's derivative is a step, so the backward signal of a ReLU network does not move with its input and the matching loss gives
+almost no direction. The attacker's copy replaces relu(z) by softplus(c z / s) s / c, with s the layer's own scale and a
+sharpness c that grows from 2 to 100 while the attack runs; at the end it is a ReLU to within a percent of that scale. Our own
+construction; measured in docs/attacks.md.
 """
 
 from __future__ import annotations
@@ -24,14 +25,17 @@ _SUFFIX = "gradveil_sharpness"
 class _SmoothReLU(nn.Module):
     """Stands in for ``nn.ReLU`` in the attacker's copy of a model."""
 
+    gradveil_sharpness: Tensor
+
     def __init__(self) -> None:
         super().__init__()
         self.register_buffer(_SUFFIX, torch.tensor(1.0))
 
     def forward(self, z: Tensor) -> Tensor:
         centred = z.detach() - z.detach().mean()
-        scale = centred.square().mean().sqrt().clamp_min(1e-12) / getattr(self, _SUFFIX)
-        return F.softplus(z / scale) * scale
+        scale = centred.square().mean().sqrt().clamp_min(1e-12) / self.gradveil_sharpness
+        smooth: Tensor = F.softplus(z / scale) * scale
+        return smooth
 
 
 def has_relu(learner: Learner) -> bool:

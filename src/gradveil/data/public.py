@@ -21,6 +21,7 @@ __all__ = ["public_images"]
 
 LUMA = (0.299, 0.587, 0.114)
 WAVES = 8
+MOST_ZOOM = 6.0
 
 
 def public_images(shape: tuple[int, ...], count: int, seed: Seed) -> Tensor:
@@ -53,7 +54,8 @@ def _photograph() -> Tensor:
 def _crop(photograph: Tensor, shape: tuple[int, ...], generator: torch.Generator) -> Tensor:
     """Cut a window with the proportions of the input, at least twice its size where the photograph allows, and resize it."""
     channels, height, width = shape
-    largest = min(photograph.shape[1] / height, photograph.shape[2] / width)
+    # Capped, or most crops of a small input would show the whole motorcycle.
+    largest = min(photograph.shape[1] / height, photograph.shape[2] / width, MOST_ZOOM)
     smallest = min(2.0, largest)
     zoom = smallest + (largest - smallest) * float(torch.rand((), generator=generator)) ** 2
     h, w = max(1, math.floor(height * zoom)), max(1, math.floor(width * zoom))

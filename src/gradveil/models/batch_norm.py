@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import copy
 
-from torch import nn
+from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from gradveil.errors import UsageError, suggest
@@ -16,6 +16,20 @@ from gradveil.errors import UsageError, suggest
 __all__ = ["BATCH_NORM_MODES", "batch_norm_layers", "batch_norm_mode", "set_batch_norm_mode"]
 
 BATCH_NORM_MODES = ("eval", "train")
+
+
+class _FixedBatchNorm(_BatchNorm):
+    """BatchNorm with running statistics as plain arithmetic, which ``torch.func.vmap`` maps without a loop."""
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        """Return (inputs - mean) / sqrt(var + eps) * weight + bias, channel by channel."""
+        assert self.running_mean is not None and self.running_var is not None
+        shape = (1, -1) + (1,) * (inputs.ndim - 2)
+        scale = (self.running_var + self.eps).rsqrt()
+        scale = scale if self.weight is None else scale * self.weight
+        shift = -self.running_mean * scale
+        shift = shift if self.bias is None else shift + self.bias
+        return inputs * scale.reshape(shape) + shift.reshape(shape)
 
 
 def batch_norm_layers(model: nn.Module) -> dict[str, nn.Module]:
@@ -47,6 +61,9 @@ def set_batch_norm_mode(model: nn.Module, mode: str) -> nn.Module:
             raise UsageError(
                 f"BatchNorm layer {name!r} has no running statistics; choose mode 'train', or train it with tracking"
             )
+        else:
+            # Same tensors, same names, same numbers; but torch has no batching rule for its eval-mode kernel, and falls back to a loop.
+            layer.__class__ = _FixedBatchNorm
     return chosen
 
 

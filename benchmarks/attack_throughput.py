@@ -1,0 +1,150 @@
+"""Attack steps per second: one image after the other against many at once, in one run.
+
+The obvious alternative is the loop every public notebook uses: for each image, autograd through the model's gradient, one step at a time. The same objective, model and
+device; rounds are interleaved and the fastest of each is taken, so that a busy machine harms both alike.
+
+    python benchmarks/attack_throughput.py --device cpu --model lenet --targets 16
+    python benchmarks/attack_throughput.py --device cuda --model lenet --targets 512
+    python benchmarks/attack_throughput.py --device cuda --model resnet18 --targets 32
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import platform
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from gradveil.adversary import OBSERVED, OpenAdversary, prefixed, with_prefix
+from gradveil.attacks.execution import Execution
+from gradveil.attacks.objectives import OBJECTIVES
+from gradveil.learning import Learner, loss_by_name
+from gradveil.models import build_model
+from gradveil.randomness import Seed
+from gradveil.tensors import Named
+
+Step = Callable[[], None]
+
+
+def loop_step(learner: Learner, inputs: Tensor, labels: Tensor, seen: list[Named]) -> Step:
+    """Return the obvious way: autograd, one image after the other."""
+    model = learner.model
+    parameters = {n: w.clone().requires_grad_(True) for n, w in learner.weights.items()}
+
+    def step() -> None:
+        for x, y, g in zip(inputs, labels, seen, strict=True):
+            dummy = x.clone().requires_grad_(True)
+            outputs = torch.func.functional_call(model, (parameters, learner.buffers), (dummy,))
+            loss = torch.nn.functional.cross_entropy(outputs, y)
+            found = torch.autograd.grad(loss, list(parameters.values()), create_graph=True)
+            inner = torch.stack([(a * b).sum() for a, b in zip(found, g.values(), strict=True)]).sum()
+            left = torch.stack([a.square().sum() for a in found]).sum().sqrt()
+            right = torch.stack([b.square().sum() for b in g.values()]).sum().sqrt()
+            torch.autograd.grad(1 - inner / (left * right), dummy)
+
+    return step
+
+
+def engine_step(learner: Learner, inputs: Tensor, labels: Tensor, seen: list[Named], mode: str) -> Step:
+    """Return our way: the engine's own evaluation of all candidates."""
+    adversary, cosine = OpenAdversary(), OBJECTIVES.get("cosine")
+    shape = inputs.shape[1:]
+
+    def loss(row: Tensor, constants: Named) -> Tensor:
+        simulated = adversary.replay(learner, row.reshape(shape), constants["labels"], {})
+        return cosine(adversary.compare(prefixed(constants, "0|"), simulated, {}))
+
+    constants = {f"0|{n}": v for n, v in with_prefix(_stack(seen), OBSERVED).items()} | {"labels": labels}
+    evaluate = Execution(mode, inputs.shape[0]).prepare(loss)
+    rows = inputs.flatten(1)
+    return lambda: _consume(evaluate(rows, constants))
+
+
+def _consume(result: tuple[Tensor, Tensor]) -> None:
+    float(result[1].sum())
+
+
+def _stack(many: list[Named]) -> Named:
+    return {n: torch.stack([one[n] for one in many]) for n in many[0]}
+
+
+def timed(step: Step, device: torch.device, repeats: int) -> float:
+    """Return seconds per call."""
+    if device.type == "cuda":
+        torch.cuda.synchronize()
+    begun = time.perf_counter()
+    for _ in range(repeats):
+        step()
+    if device.type == "cuda":
+        torch.cuda.synchronize()
+    return (time.perf_counter() - begun) / repeats
+
+
+def measure(model_name: str, targets: int, device: torch.device, modes: list[str], rounds: int, loop_targets: int) -> dict[str, Any]:
+    """Interleave all ways for ``rounds`` rounds; return steps per second of each and ratios to the loop."""
+    model = build_model(model_name, input_shape=(3, 32, 32), classes=10, seed=Seed(0))
+    learner = Learner.of(model, loss_by_name("cross_entropy")).to(device)
+    generator = Seed(0).generator("benchmark")
+    inputs = torch.rand((targets, 1, 3, 32, 32), generator=generator).to(device)
+    labels = torch.randint(10, (targets, 1), generator=generator).to(device)
+    truth = torch.rand((targets, 1, 3, 32, 32), generator=generator).to(device)
+    seen = [{n: v.detach() for n, v in learner.update(x, y).items()} for x, y in zip(truth, labels, strict=True)]
+    few = slice(0, loop_targets)
+    ways: dict[str, tuple[Step, int]] = {"loop": (loop_step(learner, inputs[few], labels[few], seen[few]), loop_targets)}
+    compile_seconds = {}
+    for mode in modes:
+        step = engine_step(learner, inputs, labels, seen, mode)
+        begun = time.perf_counter()
+        step()
+        compile_seconds[mode] = round(time.perf_counter() - begun, 2)
+        ways[mode] = (step, targets)
+    best = {name: float("inf") for name in ways}
+    for step, _ in ways.values():
+        step()
+    for _ in range(rounds):
+        for name, (step, count) in ways.items():
+            best[name] = min(best[name], timed(step, device, 3) / count)
+    rates = {name: round(1 / seconds, 1) for name, seconds in best.items()}
+    return {
+        "model": model_name,
+        "targets": targets,
+        "steps_per_second": rates,
+        "ratio_to_loop": {name: round(rate / rates["loop"], 2) for name, rate in rates.items()},
+        "first_call_seconds": compile_seconds,
+    }
+
+
+def main() -> None:
+    """Measure and print, and write JSON where asked."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--model", default="lenet")
+    parser.add_argument("--targets", type=int, default=16)
+    parser.add_argument("--loop-targets", type=int, default=0, help="images the loop is timed on; 0 means all")
+    parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--modes", default="batched,compiled")
+    parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--out", type=Path)
+    options = parser.parse_args()
+    torch.set_num_threads(options.threads)
+    device = torch.device(options.device)
+    result = measure(
+        options.model, options.targets, device, options.modes.split(","), options.rounds, options.loop_targets or options.targets
+    )
+    name = torch.cuda.get_device_name(0) if device.type == "cuda" else platform.machine()
+    result |= {"device": name, "threads": options.threads, "torch": torch.__version__, "python": platform.python_version()}
+    text = json.dumps(result, indent=1)
+    sys.stdout.write(text + "\n")
+    if options.out:
+        options.out.write_text(text + "\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,113 @@
+"""Ensembles are frozen: two people who name the same one ran the same attackers."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+from pathlib import Path
+
+import pytest
+
+from gradveil.attacks import ATTACKS, ENSEMBLES, Ensemble, informed_twins, launch, line_up, resolve
+from gradveil.attacks.adaptive import DRAWS, REFRESH_EVERY
+from gradveil.attacks.ensembles import names
+from gradveil.attacks.inverting_gradients import InvertingGradients
+from gradveil.attacks.matching import SETTLED
+from gradveil.attacks.smooth_relu import sharpness_at
+from gradveil.errors import UsageError
+from gradveil.records import ORDINARY, Knowledge, ThreatModel
+from gradveil.registry import config_of
+from tests.unit.attacks.scenes import make_batch, make_desk, make_learner, observe, simulator
+
+GOLDEN = json.loads((Path(__file__).parents[2] / "golden" / "attacks.json").read_text())
+
+
+def spelled(ensemble: Ensemble) -> str:
+    """Return everything that decides an ensemble, as text."""
+    members = [{"attack": config_of(m.attack), "stances": m.stances} for m in ensemble.members]
+    shared = {"draws": DRAWS, "refresh": REFRESH_EVERY, "settled": SETTLED, "sharpness": [sharpness_at(s, 10) for s in (0, 10)]}
+    return json.dumps({"members": members, "rehearsals": ensemble.rehearsals, "shared": shared}, sort_keys=True)
+
+
+@pytest.mark.parametrize("name", names())
+def test_a_published_ensemble_never_changes(name: str) -> None:
+    digest = hashlib.sha256(spelled(ENSEMBLES[name]).encode()).hexdigest()[:16]
+    frozen = GOLDEN["ensembles"]["value"].get(name)
+    assert digest == frozen, (
+        f"{name} is now {digest}. If results under this name have been published, keep it and add a new version; "
+        "else write the new digest into tests/golden/attacks.json"
+    )
+
+
+def test_a_changed_setting_changes_the_digest() -> None:
+    quick = ENSEMBLES["quick-1"]
+    other = dataclasses.replace(quick, members=quick.members[1:])
+    assert spelled(other) != spelled(quick)
+
+
+def test_short_names_mean_the_newest_version(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert resolve("quick").name == "quick-1" and resolve("standard-1") is ENSEMBLES["standard-1"]
+    for version in ("quick-2", "quick-10"):
+        monkeypatch.setitem(ENSEMBLES, version, dataclasses.replace(ENSEMBLES["quick-1"], name=version))
+    assert resolve("quick").name == "quick-10"
+
+
+@pytest.mark.parametrize(
+    ("wrong", "words"),
+    [("quik", "did you mean 'quick-1'"), ("inverting_gradient", "did you mean 'inverting_gradients'"), ("zzz", "known: ")],
+)
+def test_an_unknown_name_is_answered_with_the_nearest(wrong: str, words: str) -> None:
+    with pytest.raises(UsageError, match=words):
+        resolve(wrong)
+
+
+def test_one_attack_is_an_ensemble_of_one() -> None:
+    alone = resolve("inverting_gradients(steps=7)")
+    assert [m.attack for m in alone.members] == [InvertingGradients(steps=7)]
+    with pytest.raises(UsageError, match="did you mean 'steps'"):
+        resolve("idlg(step=3)")
+
+
+def test_the_standard_ensemble_holds_every_registered_attack() -> None:
+    assert {m.attack.card.name for m in ENSEMBLES["standard-1"].members} == set(ATTACKS.names())
+
+
+def stances(ensemble: str, defense: str, **changes: object) -> set[tuple[str, str]]:
+    learner = make_learner()
+    seen = observe(learner, make_batch(), defense, **changes)  # type: ignore[arg-type]
+    desk = make_desk(simulate=None if defense == "none" else simulator((learner,), defense))
+    return {(a.card.name, getattr(a, "stance", "plain")) for a in line_up(resolve(ensemble), seen, desk)}
+
+
+def test_without_a_defense_everyone_is_plain() -> None:
+    assert {stance for _, stance in stances("standard", "none")} == {"plain"}
+
+
+def test_against_a_defense_every_sensible_stance_is_taken() -> None:
+    found = {stance for name, stance in stances("quick", "pruning(rate=0.9)") if name == "inverting_gradients"}
+    assert found == {"plain", "informed", "straight_through", "zero_mask"}
+
+
+def test_an_attacker_who_does_not_know_the_defense_does_not_use_it() -> None:
+    threat = ThreatModel(knows=ORDINARY - {Knowledge.DEFENSE})
+    for defense in ("pruning(rate=0.9)", "gaussian_noise(std=0.1)"):
+        assert {stance for _, stance in stances("standard", defense, threat=threat)} <= {"plain", "zero_mask"}
+
+
+def test_attacks_that_do_not_apply_stay_away() -> None:
+    assert "linear_layer" not in {name for name, _ in stances("quick", "none")}
+    seen = observe(make_learner("mlp(hidden=8)"), make_batch(2))
+    lined_up = {attack.card.name for attack in line_up(resolve("quick"), seen, make_desk())}
+    assert "linear_layer" in lined_up and "feature_inversion" not in lined_up
+
+
+def test_where_the_informed_search_is_the_plain_one_only_its_last_touch_is_added() -> None:
+    seen = observe(make_learner(), make_batch(), "data_noise(std=0.2)")
+    attacks = line_up(resolve("inverting_gradients(steps=5)"), seen, make_desk())
+    assert [getattr(attack, "stance", "") for attack in attacks] == ["plain"]
+    found = launch(attacks[0], [seen], make_desk())
+    (twin,) = informed_twins(found, [seen])
+    assert twin.stance == "informed" and twin.unfinished is not None and bool((twin.unfinished == found[0].inputs).all())
+    assert informed_twins(found, [observe(make_learner(), make_batch())]) == []
+    assert informed_twins(found, [observe(make_learner(), make_batch(), "clipping(bound=0.01)")]) == []
