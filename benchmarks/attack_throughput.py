@@ -1,7 +1,8 @@
 """Attack steps per second: one image after the other against many at once, in one run.
 
-The obvious alternative is the loop every public notebook uses: for each image, autograd through the model's gradient, one step at a time. The same objective, model and
-device; rounds are interleaved and the fastest of each is taken, so that a busy machine harms both alike.
+The obvious alternative is the loop every public notebook uses: for each image, autograd through the model's gradient, one
+step at a time. The same objective, model and device; rounds are interleaved and the fastest of each is taken, so that a busy
+machine harms both alike.
 
     python benchmarks/attack_throughput.py --device cpu --model lenet --targets 16
     python benchmarks/attack_throughput.py --device cuda --model lenet --targets 512
@@ -87,7 +88,9 @@ def timed(step: Step, device: torch.device, repeats: int) -> float:
     return (time.perf_counter() - begun) / repeats
 
 
-def measure(model_name: str, targets: int, device: torch.device, modes: list[str], rounds: int, loop_targets: int) -> dict[str, Any]:
+def measure(
+    model_name: str, targets: int, device: torch.device, modes: list[str], rounds: int, loop_targets: int
+) -> dict[str, Any]:
     """Interleave all ways for ``rounds`` rounds; return steps per second of each and ratios to the loop."""
     model = build_model(model_name, input_shape=(3, 32, 32), classes=10, seed=Seed(0))
     learner = Learner.of(model, loss_by_name("cross_entropy")).to(device)

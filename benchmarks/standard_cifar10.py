@@ -1,6 +1,6 @@
 """The published measurement of the foundation: ``standard`` on CIFAR-10, undefended, over models, batch sizes and local steps.
 
-    python benchmarks/standard_cifar10.py --data cifar10.npz --resnet20 cifar10_resnet20.pt --device cuda --workers 8 --out results/first_light_cifar10
+    python benchmarks/standard_cifar10.py --data cifar10.npz --resnet20 cifar10_resnet20.pt --device cuda --workers 8 --out DIR
 
 Cells already in the folder are not run again, so a lease that ends early is continued by the same command.
 """
@@ -59,7 +59,13 @@ def main() -> None:
             sys.stderr.flush()
 
     command = "python benchmarks/standard_cifar10.py"
-    run_cells(todo, options.out, lambda keys: describe_cells(todo, keys, command, "standard on CIFAR-10"), workers=options.workers, on_progress=show)
+    run_cells(
+        todo,
+        options.out,
+        lambda keys: describe_cells(todo, keys, command, "standard on CIFAR-10"),
+        workers=options.workers,
+        on_progress=show,
+    )
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """The gate of the foundation: ``standard`` on the built-in photos, sigmoid and ReLU LeNet, undefended, on a CPU.
 
-    python benchmarks/standard_photos.py --out results/first_light_photos
+python benchmarks/standard_photos.py --out results/first_light_photos
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ def main() -> None:
     for cell in result.cells:
         found, bar = cell["selected"], cell["bar"]
         sys.stdout.write(
-            f"{cell['cell']['model']}: identified {found['identified']['count']} of {cell['n']}, median PSNR {found['psnr']['median']:.1f} dB "
-            f"(best null {bar['psnr']['value']:.1f} dB)\n"
+            f"{cell['cell']['model']}: identified {found['identified']['count']} of {cell['n']}, "
+            f"median PSNR {found['psnr']['median']:.1f} dB (best null {bar['psnr']['value']:.1f} dB)\n"
         )
 
 

@@ -9,6 +9,11 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from gradveil.audit.plan import Plan as Plan
+    from gradveil.audit.run import run_audit as run_audit
+    from gradveil.data import load_data as load_data
+    from gradveil.defenses import Defense as Defense
+    from gradveil.defenses import build_defense as build_defense
     from gradveil.errors import BadUpdate as BadUpdate
     from gradveil.errors import DefenseOrder as DefenseOrder
     from gradveil.errors import GradveilError as GradveilError
@@ -17,6 +22,8 @@ if TYPE_CHECKING:
     from gradveil.errors import Unreliable as Unreliable
     from gradveil.errors import UnsupportedModel as UnsupportedModel
     from gradveil.errors import UsageError as UsageError
+    from gradveil.learning import Learner as Learner
+    from gradveil.models import build_model as build_model
     from gradveil.randomness import Seed as Seed
     from gradveil.records import Batch as Batch
     from gradveil.records import Knowledge as Knowledge
@@ -26,6 +33,7 @@ if TYPE_CHECKING:
     from gradveil.records import Reconstruction as Reconstruction
     from gradveil.records import ThreatModel as ThreatModel
     from gradveil.records import Update as Update
+    from gradveil.report import write_report as write_report
 
 __version__ = "0.1.0"
 
@@ -33,14 +41,17 @@ __version__ = "0.1.0"
 _PUBLIC = {
     "BadUpdate": "gradveil.errors",
     "Batch": "gradveil.records",
+    "Defense": "gradveil.defenses",
     "DefenseOrder": "gradveil.errors",
     "GradveilError": "gradveil.errors",
     "Knowledge": "gradveil.records",
     "LeakAboveLimit": "gradveil.errors",
+    "Learner": "gradveil.learning",
     "MissingKnowledge": "gradveil.errors",
     "ModelSpec": "gradveil.records",
     "Observation": "gradveil.records",
     "Payload": "gradveil.records",
+    "Plan": "gradveil.audit.plan",
     "Reconstruction": "gradveil.records",
     "Seed": "gradveil.randomness",
     "ThreatModel": "gradveil.records",
@@ -48,6 +59,11 @@ _PUBLIC = {
     "UnsupportedModel": "gradveil.errors",
     "Update": "gradveil.records",
     "UsageError": "gradveil.errors",
+    "build_defense": "gradveil.defenses",
+    "build_model": "gradveil.models",
+    "load_data": "gradveil.data",
+    "run_audit": "gradveil.audit.run",
+    "write_report": "gradveil.report",
 }
 
 

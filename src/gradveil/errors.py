@@ -1,16 +1,16 @@
 """One exception tree. Every class carries the exit code the command line ends with.
 
-    GradveilError                 4  internal: a fault of ours
-    ├── UsageError                2  unknown name, bad value, unreadable file
-    │   ├── MissingKnowledge      2  an attack asks for something its threat model does not grant
-    │   ├── UnsupportedModel      2  this model cannot be handled
-    │   │   ├── NeverSupported    2  … and never will be: the question has no answer
-    │   │   ├── NotYetSupported   2  … until we write the code
-    │   │   └── ReplaceLayer      2  … unless the user swaps the named layer
-    │   ├── DefenseOrder          2  a chain in an order that cannot work
-    │   └── BadUpdate             2  an update or payload that must be refused
-    ├── Unreliable                3  there is a result, and it should not be trusted
-    └── LeakAboveLimit            1  the measured leak exceeds the limit the user asked for
+GradveilError                 4  internal: a fault of ours
+├── UsageError                2  unknown name, bad value, unreadable file
+│   ├── MissingKnowledge      2  an attack asks for something its threat model does not grant
+│   ├── UnsupportedModel      2  this model cannot be handled
+│   │   ├── NeverSupported    2  … and never will be: the question has no answer
+│   │   ├── NotYetSupported   2  … until we write the code
+│   │   └── ReplaceLayer      2  … unless the user swaps the named layer
+│   ├── DefenseOrder          2  a chain in an order that cannot work
+│   └── BadUpdate             2  an update or payload that must be refused
+├── Unreliable                3  there is a result, and it should not be trusted
+└── LeakAboveLimit            1  the measured leak exceeds the limit the user asked for
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Cards and lookup: one registry per kind of method, and the one-line spelling users write.
 
-A method registers itself with a card and is then found by the command line, the docs, the report and the contract suites; nothing else
-lists methods. Registries refuse duplicates, answer an unknown name or field with the nearest right one, and read plug-ins from the
-entry-point group ``gradveil.<kind>`` (a module that registers on import).
+A method registers itself with a card and is then found by the command line, the docs, the report and the contract suites;
+nothing else lists methods. Registries refuse duplicates, answer an unknown name or field with the nearest right one, and read
+plug-ins from the entry-point group ``gradveil.<kind>`` (a module that registers on import).
 
 Spelling: ``gaussian_noise(std=0.01)``; several defenses in a row: ``clipping(bound=1) + gaussian_noise(std=0.01)``.
 """
@@ -168,9 +168,14 @@ def split_chain(text: str) -> list[str]:
 
     >>> split_chain("a(x=1e+3) + b")
     ['a(x=1e+3)', 'b']
+    >>> split_chain("a(x='+)') + b")
+    ["a(x='+)')", 'b']
     """
-    parts, depth, start = [], 0, 0
+    parts, depth, start, quote = [], 0, 0, ""
     for index, character in enumerate(text):
+        if quote or character in "'\"":
+            quote = "" if character == quote else quote or character
+            continue
         depth += {"(": 1, ")": -1}.get(character, 0)
         if character == "+" and depth == 0:
             parts.append(text[start:index].strip())
@@ -200,8 +205,11 @@ def import_object(path: str) -> Any:
     module_name, _, attribute = path.rpartition(":")
     try:
         module = _import_file(Path(module_name)) if module_name.endswith(".py") else _import_module(module_name)
-    except ImportError as error:
-        raise UsageError(f"cannot import {module_name!r}: {error}; run from the folder that holds it") from error
+    except GradveilError:
+        raise
+    except Exception as error:  # user code may fail in any way while it is imported
+        why = f"{type(error).__name__}: {error}"
+        raise UsageError(f"cannot import {module_name!r} ({why}); mend it, or run from the folder that holds it") from error
     if not hasattr(module, attribute):
         public = [name for name in vars(module) if not name.startswith("_")]
         raise UsageError(f"{module_name!r} has no {attribute!r}{suggest(attribute, public)}")

@@ -1,6 +1,7 @@
 """Arithmetic on named tensors: plain dictionaries from parameter name to tensor, in the model's own order.
 
-Every function returns new tensors, works under ``torch.func.vmap`` unless it says otherwise, and refuses operands whose names differ.
+Every function returns new tensors, works under ``torch.func.vmap`` unless it says otherwise, and refuses operands whose names
+differ.
 """
 
 from __future__ import annotations
@@ -42,6 +43,11 @@ def check_same_names(left: Mapping[str, Tensor], right: Mapping[str, Tensor]) ->
     raise BadUpdate(f"tensor names differ: missing {missing or 'none'}, unexpected {extra or 'none'}{hint}")
 
 
+def _check_not_empty(named: Mapping[str, Tensor]) -> None:
+    if not named:
+        raise BadUpdate("there are no tensors: the model has nothing to train or the update is empty")
+
+
 def map_tensors(function: Callable[[Tensor], Tensor], named: Mapping[str, Tensor]) -> Named:
     """Apply ``function`` to each tensor."""
     return {name: function(value) for name, value in named.items()}
@@ -66,17 +72,20 @@ def scale(named: Mapping[str, Tensor], factor: float | Tensor) -> Named:
 
 def dot(left: Mapping[str, Tensor], right: Mapping[str, Tensor]) -> Tensor:
     """Return the inner product over all entries of all tensors."""
+    _check_not_empty(left)
     check_same_names(left, right)
     return torch.stack([(value * right[name]).sum() for name, value in left.items()]).sum()
 
 
 def norm(named: Mapping[str, Tensor]) -> Tensor:
     """Return the L2 norm over all entries of all tensors."""
+    _check_not_empty(named)
     return torch.stack([value.square().sum() for value in named.values()]).sum().sqrt()
 
 
 def flatten(named: Mapping[str, Tensor]) -> Tensor:
     """Return one vector: all tensors, in order."""
+    _check_not_empty(named)
     return torch.cat([value.reshape(-1) for value in named.values()])
 
 

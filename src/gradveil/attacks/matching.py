@@ -146,7 +146,8 @@ def run_recipe(recipe: Recipe, observations: Sequence[Observation], desk: Desk) 
         desk.execution, leaves["inputs"].device, first.learner.parameters, count, first.examples, steps if recipe.matching else 0
     )
     refresh = _refresher(matching, adversary, first.learners, desk, steps)
-    slope, value = _misfits(matching, refresh, 0, leaves, constants, execution)
+    # Before any schedule begins: the unit does not depend on how smooth the first step is, nor on the defense's first draw.
+    slope, value = _misfits(matching, None, 0, leaves, constants, execution)
     if recipe.relative and recipe.matching:
         constants["unit"] = 1 / value.clamp_min(1e-30)
     problem = Problem(
@@ -198,7 +199,7 @@ def _stack(
 def _misfits(
     matching: _Matching, refresh: Refresh | None, step: int, leaves: Named, constants: Named, execution: Execution
 ) -> tuple[Tensor, Tensor]:
-    """Return, per candidate, the matching loss alone under the schedules of one step, and the norm of its slope in the inputs."""
+    """Return, per candidate, slope (its norm, in the inputs) and value of the matching loss alone, as one step schedules it."""
     inputs = leaves["inputs"]
     if not matching.recipe.matching:
         return inputs.new_zeros(len(inputs)), inputs.new_zeros(len(inputs))

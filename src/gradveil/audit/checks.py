@@ -75,7 +75,10 @@ def _loss_fell(evidence: Evidence) -> Check:
     recipes = sorted({f"{c.recipe}/{c.stance}" for c in stuck})
     if optimised and len(stuck) == len(optimised):
         return Check(
-            "matching_loss_fell", "fail", "No attack's objective ever fell, so the attacks did not work as attacks.", "Look for detached gradients in the model."
+            "matching_loss_fell",
+            "fail",
+            "No attack's objective ever fell, so the attacks did not work as attacks.",
+            "Look for detached gradients in the model.",
         )
     if len(stuck) > len(optimised) / 4:
         return Check(
@@ -98,7 +101,12 @@ def _gradient_alive(evidence: Evidence) -> Check:
             "Check that the model is differentiable twice and that its weights are not saturated.",
         )
     if dead:
-        return Check("gradient_alive", "warn", f"{len(dead)} of {len(optimised)} candidates started without a gradient.", "See the attackers table.")
+        return Check(
+            "gradient_alive",
+            "warn",
+            f"{len(dead)} of {len(optimised)} candidates started without a gradient.",
+            "See the attackers table.",
+        )
     return Check("gradient_alive", "ok", "The matching loss has a gradient.")
 
 
@@ -107,7 +115,12 @@ def _finite(evidence: Evidence) -> Check:
     total = sum(len(many) for many in evidence.candidates)
     if broken:
         level = "fail" if len(broken) == total else "warn"
-        return Check("finite", level, f"{len(broken)} of {total} candidates met values that are not finite.", "Their last good iterate was kept.")
+        return Check(
+            "finite",
+            level,
+            f"{len(broken)} of {total} candidates met values that are not finite.",
+            "Their last good iterate was kept.",
+        )
     return Check("finite", "ok", "All candidates stayed finite.")
 
 
@@ -125,8 +138,8 @@ def _truth_is_minimum(evidence: Evidence) -> Check:
         return Check(
             "truth_is_minimum",
             "warn",
-            f"For {worse} of {n} targets the truth scores worse than what was found: no attacker of this ensemble could have won by matching better.",
-            "Read this row as a lower bound on the leak; the defense's adversary model or the noise leaves the truth undetermined.",
+            f"For {worse} of {n} targets the truth scores worse than what was found: matching better could not have won.",
+            "Read this row as a lower bound on the leak: the defense's attacker or its noise leaves the truth undetermined.",
         )
     return Check("truth_is_minimum", "ok", "The truth is among the best explanations of what was seen.")
 
@@ -143,7 +156,10 @@ def _same_mode(evidence: Evidence) -> Check:
 def _oracle_labels(evidence: Evidence) -> Check:
     if any(c.oracle_labels for many in evidence.candidates for c in many):
         return Check(
-            "oracle_labels", "warn", "The attacker was given the true labels.", "Set known_labels = false to see what an attacker without them gets."
+            "oracle_labels",
+            "warn",
+            "The attacker was given the true labels.",
+            "Set known_labels = false to see what an attacker without them gets.",
         )
     return Check("oracle_labels", "ok", "Labels were recovered from the update, not given.")
 
@@ -168,7 +184,12 @@ def _better_than_null(evidence: Evidence) -> Check:
 def _enough_records(evidence: Evidence) -> Check:
     n = len(evidence.subject.positions)
     if n < FEW_RECORDS:
-        return Check("enough_records", "warn", f"Only {n} records were attacked; the interval is wide.", f"Attack at least {FEW_RECORDS} records.")
+        return Check(
+            "enough_records",
+            "warn",
+            f"Only {n} records were attacked; the interval is wide.",
+            f"Attack at least {FEW_RECORDS} records.",
+        )
     return Check("enough_records", "ok", f"{n} records were attacked.")
 
 
@@ -213,6 +234,9 @@ def _dropout(evidence: Evidence) -> Check:
     layers = [m for m in evidence.subject.learner.model.modules() if isinstance(m, nn.modules.dropout._DropoutNd) and m.p > 0]
     if layers:
         return Check(
-            "dropout", "warn", f"The model has {len(layers)} dropout layers; updates were computed with dropout off.", "Training with dropout on leaks a little less."
+            "dropout",
+            "warn",
+            f"The model has {len(layers)} dropout layers; updates were computed with dropout off.",
+            "Training with dropout on leaks a little less.",
         )
     return Check("dropout", "ok", "The model has no dropout.")

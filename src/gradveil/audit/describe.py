@@ -15,9 +15,9 @@ import numpy as np
 import torch
 
 import gradveil
-from gradveil.attacks import ATTACKS, resolve
+from gradveil.attacks import resolve
 from gradveil.data import DATASETS
-from gradveil.defenses import DEFENSES, build_defense, parts_of
+from gradveil.defenses import build_defense, parts_of
 from gradveil.metrics import METRICS
 
 if TYPE_CHECKING:
@@ -43,9 +43,15 @@ def code_version() -> str:
     """Return a digest of the package's own source: results of other code are never mixed in."""
     digest = hashlib.sha256()
     root = Path(gradveil.__file__).parent
-    for room in ("", "data", "models", "learning", "defenses", "wire", "federation", "attacks", "metrics", "audit"):
-        for path in sorted((root / room).glob("*.py")):
-            digest.update(path.name.encode() + path.read_bytes())
+    deciding = [
+        path
+        for room in ("", "data", "models", "learning", "defenses", "wire", "federation", "attacks", "metrics")
+        for path in sorted((root / room).glob("*.py"))
+    ]
+    # Of the audit itself only what decides a number counts: a better plan reader must not make old results worthless.
+    deciding += [root / "audit" / f"{name}.py" for name in ("cells", "subjects", "measure", "judge", "checks")]
+    for path in deciding:
+        digest.update(path.name.encode() + path.read_bytes())
     return digest.hexdigest()[:16]
 
 
@@ -56,8 +62,8 @@ def describe_run(plan: Plan, keys: list[str], command: str) -> dict[str, Any]:
 
 def describe_cells(cells: Sequence[Cell], keys: list[str], command: str, title: str) -> dict[str, Any]:
     """Return run.json for a list of cells."""
-    parts = sorted({part.card.name for cell in cells for part in parts_of(build_defense(cell.defense))})
-    attacks = sorted({m.attack.card.name for cell in cells for m in resolve(cell.ensemble).members})
+    parts = {part.card.name: part.card for cell in cells for part in parts_of(build_defense(cell.defense))}
+    attacks = {m.attack.card.name: m.attack.card for cell in cells for m in resolve(cell.ensemble).members}
     return {
         "format": "gradveil-run-1",
         "version": gradveil.__version__,
@@ -69,8 +75,8 @@ def describe_cells(cells: Sequence[Cell], keys: list[str], command: str, title: 
         "not_tested": list(NOT_TESTED),
         "provenance": _provenance(cells[0].seed, cells[0].device),
         "cards": {
-            "defenses": {name: DEFENSES.card(name).as_dict() for name in parts if ":" not in name},
-            "attacks": {name: ATTACKS.card(name).as_dict() for name in attacks},
+            "defenses": {name: parts[name].as_dict() for name in sorted(parts)},
+            "attacks": {name: attacks[name].as_dict() for name in sorted(attacks)},
             "metrics": {card.name: card.as_dict() for card in METRICS.cards()},
         },
     }

@@ -99,8 +99,9 @@ def best_by_truth(subject: Subject, candidates: Sequence[Sequence[Reconstruction
 def null_rows(subject: Subject, ensemble: Ensemble, desk: Desk, tries: int, selected: Scored) -> dict[str, Scored]:
     """Return the null baselines: what anyone gets without looking at the update.
 
-    Prior-only gets as many tries as the attackers had (at most eight; they hardly differ) and keeps the best by truth, which is generous to the null. Derangement
-    scores every selected reconstruction against another record, of the same label where there is one.
+    Prior-only gets as many tries as the attackers had (at most eight; they hardly differ) and keeps the best by truth, which is
+    generous to the null. Derangement scores every selected reconstruction against another record, of the same label where there
+    is one.
     """
     truth = originals(subject)
     grey = torch.full_like(truth, 0.5)
@@ -115,7 +116,9 @@ def null_rows(subject: Subject, ensemble: Ensemble, desk: Desk, tries: int, sele
 
 def _prior_only(subject: Subject, ensemble: Ensemble, desk: Desk, tries: int) -> Scored:
     """Run the ensemble's recipes with the matching term switched off."""
-    recipes = [member.attack.recipe() for member in ensemble.members if hasattr(member.attack, "recipe")] or [Recipe(name="prior", tv=1e-2)]
+    recipes = [member.attack.recipe() for member in ensemble.members if hasattr(member.attack, "recipe")] or [
+        Recipe(name="prior", tv=1e-2)
+    ]
     observations = [target.observation for target in subject.targets]
     quiet = Desk(seed=desk.seed.child("prior only"), budget=PRIOR_STEPS, execution="batched")
     found: list[list[Reconstruction]] = [[] for _ in observations]
@@ -158,7 +161,11 @@ def deranged(labels: Sequence[int]) -> list[int]:
 
 
 def per_recipe(
-    subject: Subject, candidates: Sequence[Sequence[Reconstruction]], referee: Referee, chosen: Sequence[Reconstruction], seed: Seed
+    subject: Subject,
+    candidates: Sequence[Sequence[Reconstruction]],
+    referee: Referee,
+    chosen: Sequence[Reconstruction],
+    seed: Seed,
 ) -> list[dict[str, Any]]:
     """Return one row per recipe and stance: tries, how often it was selected, and its own summary."""
     rows = []

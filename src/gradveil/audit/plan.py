@@ -29,7 +29,7 @@ __all__ = ["DEFAULT_DEFENSES", "Plan", "find_device"]
 
 DEFAULT_DEFENSES = (
     "none",
-    "gaussian_noise(std=0.01)",
+    "gaussian_noise(std=0.001)",
     "data_noise(std=0.1)",
     "clipping(bound=1.0) + gaussian_noise(std=0.001)",
     "pruning(rate=0.9)",

@@ -31,11 +31,12 @@ CANDIDATES = 256
 
 @dataclass(frozen=True)
 class Target:
-    """One update under attack, with the truth behind it."""
+    """One update under attack, with the truth behind it and what really crossed the wire."""
 
     observation: Observation
     batch: Batch
     trained_inputs: Tensor
+    sent: tuple[Payload, ...]
 
 
 @dataclass(frozen=True)
@@ -102,7 +103,8 @@ def build_learner(cell: Cell, dataset: Dataset, defense: Defense) -> Learner:
     learner = Learner.of(adapted.model, loss, cell.training().replace(clients=1)).to(torch.device(cell.device))
     per_client = cell.batch_size
     noise = {
-        name: torch.zeros((cell.local_steps, per_client, *shape), device=cell.device) for name, shape in adapted.noise_shapes.items()
+        name: torch.zeros((cell.training().steps(per_client), per_client, *shape), device=cell.device)
+        for name, shape in adapted.noise_shapes.items()
     }
     return _train(learner.replace(noise=noise), dataset, cell)
 
@@ -132,7 +134,9 @@ def build_subject(cell: Cell, dataset: Dataset, rehearsals: int) -> Subject:
     size = cell.batch_size * cell.clients
     wanted = cell.targets * size
     if wanted > len(dataset):
-        raise UsageError(f"the audit needs {wanted} records and {dataset.name!r} has {len(dataset)}; lower records, batch_size or clients")
+        raise UsageError(
+            f"the audit needs {wanted} records and {dataset.name!r} has {len(dataset)}; lower records, batch_size or clients"
+        )
     order = Seed(cell.seed).child("records").numpy("choice").permutation(len(dataset)).tolist()
     chosen, others = order[:wanted], order[wanted:]
     batches = [dataset.batch(chosen[i : i + size]) for i in range(0, wanted, size)]
@@ -171,7 +175,8 @@ def _target(cell: Cell, learners: tuple[Learner, ...], batch: Batch, defense: De
     observation = Observation(
         learners=learners,
         updates=updates,
-        payloads=payloads,
+        # Under secure aggregation the server never sees what one client sent.
+        payloads=payloads if cell.clients == 1 else (),
         input_shape=tuple(batch.inputs.shape[1:]),
         classes=_classes(learners[0], batch),
         examples=len(batch),
@@ -179,7 +184,7 @@ def _target(cell: Cell, learners: tuple[Learner, ...], batch: Batch, defense: De
         adversary=defense.adversary(),
         labels=moved.targets if cell.known_labels else None,
     )
-    return Target(observation, batch, trained)
+    return Target(observation, batch, trained, payloads)
 
 
 def _send(

@@ -78,7 +78,10 @@ def audit(
         _estimate(asked, workers, as_json)
         return
     folder = out or Path(asked.out or (f"audit-{plan.stem}" if plan else "audit-results"))
-    result = _run(asked, folder, update, workers, quiet)
+    if update is not None:
+        _run_captured(asked, update, folder, as_json)
+        return
+    result = _run(asked, folder, workers, quiet)
     _finish(asked, result, private, as_json)
 
 
@@ -101,22 +104,23 @@ def _estimate(plan: Plan, workers: int | None, as_json: bool) -> None:
         typer.echo(f"seed {plan.seed}")
 
 
-def _run(plan: Plan, folder: Path, update: Path | None, workers: int | None, quiet: bool) -> AuditResult:
+def _command() -> str:
+    return shlex.join(["gradveil", *sys.argv[1:]])
+
+
+def _run(plan: Plan, folder: Path, workers: int | None, quiet: bool) -> AuditResult:
     from gradveil.audit.run import run_audit
     from gradveil.cli.progress import show_progress
 
-    command = shlex.join(["gradveil", *sys.argv[1:]])
-    if update is not None:
-        return _run_captured(plan, update, folder, command)
     plan.check_inputs()
     if not quiet:
         _warn_of_few_records(plan)
         note(f"seed {plan.seed} · results go to {folder}")
     with show_progress(quiet=quiet) as on_progress:
-        return run_audit(plan, folder, command=command, workers=workers, on_progress=on_progress)
+        return run_audit(plan, folder, command=_command(), workers=workers, on_progress=on_progress)
 
 
-def _run_captured(plan: Plan, update: Path, folder: Path, command: str) -> AuditResult:
+def _run_captured(plan: Plan, update: Path, folder: Path, as_json: bool) -> None:
     cells = plan.cells()
     if not update.is_file():
         raise UsageError(f"there is no file {str(update)!r} to attack")
@@ -124,7 +128,11 @@ def _run_captured(plan: Plan, update: Path, folder: Path, command: str) -> Audit
         raise UsageError(f"--update attacks one update, and the plan has {len(cells)} cells; name one model and one --defense")
     from gradveil.audit.captured import audit_captured
 
-    return audit_captured(update, cells[0], folder, command=command)
+    found = audit_captured(update, cells[0], folder, command=_command())
+    if as_json:
+        print_json({"out": str(found.out), "seed": plan.seed, **found.record})
+    else:
+        typer.echo("\n".join([*found.sentences(), f"seed {plan.seed}", f"results: {found.out}"]))
 
 
 def _warn_of_few_records(plan: Plan) -> None:

@@ -1,7 +1,8 @@
 """The client's local training as one differentiable function, shared with the attacker who replays it.
 
-Everything here is functional: weights go in, an update in gradient sign comes out, the module's own tensors are never used or changed. So the
-same code runs for one client, under ``torch.func.vmap`` for hundreds of attacks at once, and can be differentiated with respect to inputs.
+Everything here is functional: weights go in, an update in gradient sign comes out, the module's own tensors are never used or
+changed. So the same code runs for one client, under ``torch.func.vmap`` for hundreds of attacks at once, and can be
+differentiated with respect to inputs.
 """
 
 from __future__ import annotations
@@ -77,26 +78,31 @@ class Learner:
         """Number of trainable entries."""
         return sum(value.numel() for value in self.weights.values())
 
-    def forward(self, weights: Named, inputs: Tensor, step: int = 0) -> Any:
-        """Return the model's outputs at ``weights``."""
-        noise = {name: value[step] for name, value in self.noise.items()}
-        return functional_call(self.model, (weights, self.buffers), (inputs,), noise)
+    def noise_at(self, step: int, rows: list[int] | None = None) -> Named:
+        """Return the noise an adapted model gets at one step, for all examples or for some rows of the batch."""
+        return {name: value[step] if rows is None else value[step][rows] for name, value in self.noise.items()}
 
-    def objective(self, weights: Named, inputs: Tensor, targets: Tensor, step: int = 0) -> Tensor:
+    def forward(self, weights: Named, inputs: Tensor, noise: Named | None = None) -> Any:
+        """Return the model's outputs at ``weights``; without ``noise``, with that of the first step."""
+        handed = self.noise_at(0) if noise is None else noise
+        return functional_call(self.model, (weights, self.buffers), (inputs,), handed)
+
+    def objective(self, weights: Named, inputs: Tensor, targets: Tensor, noise: Named | None = None) -> Tensor:
         """Return the training loss at ``weights``."""
-        return self.loss(self.forward(weights, inputs, step), targets)
+        return self.loss(self.forward(weights, inputs, noise), targets)
 
-    def gradient(self, weights: Named, inputs: Tensor, targets: Tensor, step: int = 0) -> Named:
+    def gradient(self, weights: Named, inputs: Tensor, targets: Tensor, noise: Named | None = None) -> Named:
         """Return the gradient of the batch loss with respect to the weights."""
-        return dict(grad(self.objective)(weights, inputs, targets, step))
+        return dict(grad(self.objective)(weights, inputs, targets, noise))
 
-    def per_example_gradients(self, weights: Named, inputs: Tensor, targets: Tensor, step: int = 0) -> Named:
+    def per_example_gradients(self, weights: Named, inputs: Tensor, targets: Tensor, noise: Named | None = None) -> Named:
         """Return one gradient per example, along a leading axis; their mean is the batch gradient."""
 
-        def one(x: Tensor, y: Tensor) -> Named:
-            return self.gradient(weights, x.unsqueeze(0), y.unsqueeze(0), step)
+        def one(x: Tensor, y: Tensor, own: Named) -> Named:
+            return self.gradient(weights, x.unsqueeze(0), y.unsqueeze(0), {n: v.unsqueeze(0) for n, v in own.items()})
 
-        return vmap(one)(inputs, targets)
+        handed = self.noise_at(0) if noise is None else noise
+        return vmap(one, in_dims=(0, 0, 0 if handed else None))(inputs, targets, handed)
 
     def update(self, inputs: Tensor, targets: Tensor, hook: GradientHook | None = None) -> Named:
         """Return what the client would send: a gradient, or global minus local weights after its local steps.
@@ -116,20 +122,22 @@ class Learner:
 
     def _one_update(self, inputs: Tensor, targets: Tensor, hook: GradientHook | None) -> Named:
         if self.settings.shares == "gradient":
-            return self._hooked_gradient(0, self.weights, inputs, targets, hook)
+            return self._hooked_gradient(0, self.weights, inputs, targets, self.noise_at(0), hook)
         weights, memory = dict(self.weights), _optimizer_memory(self.settings, self.weights)
         for step in range(self.settings.steps(inputs.shape[0])):
             chosen = self.settings.minibatch_indices(step, inputs.shape[0])
             x, y = (inputs, targets) if chosen is None else (inputs[chosen], targets[chosen])
-            gradient = self._hooked_gradient(step, weights, x, y, hook)
+            gradient = self._hooked_gradient(step, weights, x, y, self.noise_at(step, chosen), hook)
             weights, memory = _optimizer_step(self.settings, step, weights, gradient, memory)
         return tensors.sub(self.weights, weights)
 
-    def _hooked_gradient(self, step: int, weights: Named, inputs: Tensor, targets: Tensor, hook: GradientHook | None) -> Named:
+    def _hooked_gradient(
+        self, step: int, weights: Named, inputs: Tensor, targets: Tensor, noise: Named, hook: GradientHook | None
+    ) -> Named:
         if hook is None:
-            return self.gradient(weights, inputs, targets, step)
+            return self.gradient(weights, inputs, targets, noise)
         compute = self.per_example_gradients if self.per_example else self.gradient
-        return hook(step, weights, compute(weights, inputs, targets, step), inputs, targets)
+        return hook(step, weights, compute(weights, inputs, targets, noise), inputs, targets)
 
 
 def _optimizer_memory(settings: TrainingSettings, weights: Named) -> dict[str, Named]:

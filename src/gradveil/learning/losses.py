@@ -39,7 +39,9 @@ def mean_squared_error(outputs: Tensor, targets: Tensor) -> Tensor:
     return (outputs - targets.reshape(outputs.shape)).square().mean()
 
 
-@LOSSES.register(Card(name="binary_cross_entropy", summary="Sigmoid cross-entropy per output, for several labels at once or masks."))
+@LOSSES.register(
+    Card(name="binary_cross_entropy", summary="Sigmoid cross-entropy per output, for several labels at once or masks.")
+)
 def binary_cross_entropy(outputs: Tensor, targets: Tensor) -> Tensor:
     """Return the mean of the sigmoid cross-entropy; class indices are read as one-hot vectors."""
     if not targets.is_floating_point() and targets.shape != outputs.shape:

@@ -26,9 +26,9 @@ class _FixedBatchNorm(_BatchNorm):
         assert self.running_mean is not None and self.running_var is not None
         shape = (1, -1) + (1,) * (inputs.ndim - 2)
         scale = (self.running_var + self.eps).rsqrt()
-        scale = scale if self.weight is None else scale * self.weight
         shift = -self.running_mean * scale
-        shift = shift if self.bias is None else shift + self.bias
+        if self.affine:
+            scale, shift = scale * self.weight, shift * self.weight + self.bias
         return inputs * scale.reshape(shape) + shift.reshape(shape)
 
 
@@ -62,7 +62,7 @@ def set_batch_norm_mode(model: nn.Module, mode: str) -> nn.Module:
                 f"BatchNorm layer {name!r} has no running statistics; choose mode 'train', or train it with tracking"
             )
         else:
-            # Same tensors, same names, same numbers; but torch has no batching rule for its eval-mode kernel, and falls back to a loop.
+            # Same tensors, names and numbers; but torch has no batching rule for its eval-mode kernel and falls back to a loop.
             layer.__class__ = _FixedBatchNorm
     return chosen
 

@@ -96,6 +96,16 @@ def test_a_finite_value_with_a_slope_that_is_not_is_not_usable() -> None:
         assert torch.equal(outcome.leaves["x"], torch.zeros(1, 2))
 
 
+def test_a_line_search_does_not_accept_a_point_without_a_slope() -> None:
+    def loss(leaves: Named, _: Named) -> Tensor:
+        x = leaves["x"]
+        outside = (x.detach().abs() >= 0.3).to(x)  # inside, the root of zero has a value but no slope
+        return (x.square() + (outside + (x - x.detach()).abs()).sqrt() - outside).sum()
+
+    outcome = optimise(Problem(loss, {"x": torch.ones(1, 1)}, {}), LBFGS(), 40, BATCHED)
+    assert 0.09 <= float(outcome.best_loss) < 0.2
+
+
 def weighted(leaves: Named, constants: Named) -> Tensor:
     return constants["weight"] * (leaves["x"] - 3).square().sum()
 
