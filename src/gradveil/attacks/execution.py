@@ -1,8 +1,8 @@
 """How candidates are mapped over one loss function: batched, looped or compiled, chosen by device and model size.
 
-Measured on two CPU cores with one thread and sixteen candidates (docs/speed.md): a LeNet runs several times faster batched than
-looped, a ResNet-18 slower, because its weight gradients do not fit the cache. On a GPU batching always wins. Compilation pays
-only where a program runs for minutes.
+Measured on two CPU cores with one thread and sixteen candidates (docs/measurements.md): a LeNet runs several times faster
+batched than looped, a ResNet-18 slower, because its weight gradients do not fit the cache. On a GPU batching always wins.
+Compilation pays only where a program runs for minutes.
 """
 
 from __future__ import annotations

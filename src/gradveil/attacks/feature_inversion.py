@@ -28,7 +28,7 @@ __all__ = ["FeatureInversion"]
     AttackCard(
         name="feature_inversion",
         summary="Reads the features before the last layer off its gradient and searches for the image that produces them.",
-        paper="after Dosovitskiy and Brox 2016 and METHODS of this project; exact features by Phong et al. 2018",
+        paper="after Dosovitskiy and Brox, Inverting Visual Representations with Convolutional Networks, CVPR 2016",
         url="https://arxiv.org/abs/1506.02753",
         cost="one backward pass per step and candidate, no double backward: several times cheaper than gradient matching",
         weakness="one example per update; deep networks keep few details in their last features",

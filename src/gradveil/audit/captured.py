@@ -8,27 +8,29 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+from safetensors import safe_open
 
 from gradveil.attacks import Referee, line_up, resolve
-from gradveil.attacks.referee import recipe_key
 from gradveil.audit.cells import Cell
 from gradveil.audit.describe import describe_cells
 from gradveil.audit.measure import STEP_LIMIT, attack_all
 from gradveil.audit.store import Store, npz_bytes
 from gradveil.audit.subjects import Subject, build_subject, load_cell_data
 from gradveil.errors import BadUpdate, UsageError
-from gradveil.records import ModelSpec, Observation, Reconstruction, Update
+from gradveil.records import ModelSpec, Observation, Payload, Reconstruction, Update
 from gradveil.wire import read_payload
 
 __all__ = ["CapturedResult", "audit_captured"]
 
 NULL_TRIES = 8
+SHARE, NOISE = "share of the update", "power of the known noise"
 
 
 @dataclass(frozen=True)
@@ -41,10 +43,11 @@ class CapturedResult:
     def sentences(self) -> list[str]:
         """Return the result in plain words."""
         record = self.record
-        share = record["unexplained"]
+        best, null = (_number(record["unexplained"][name]) for name in ("best", "null"))
+        what = "of the update" if record["unexplained"]["unit"] == SHARE else "times the power of the known noise"
         lines = [
-            f"The best of {record['tries']} reconstructions leaves {share['best']:.2g} of the update unexplained; "
-            f"guesses that never saw it leave {share['null']:.2g}.",
+            f"The best of {record['tries']} reconstructions leaves {best} {what} unexplained; "
+            f"guesses that never saw it leave {null}.",
             f"It was made by {record['recipe']} ({record['stance']}); the labels it implies: {record['labels']}.",
         ]
         for row in record["nearest"]:
@@ -57,23 +60,63 @@ class CapturedResult:
 
 
 def audit_captured(update: Path, cell: Cell, out: Path, *, command: str = "") -> CapturedResult:
-    """Attack one captured payload with the cell's model, defense and ensemble, and compare with the cell's data."""
+    """Attack one captured payload with the cell's model, defense and ensemble, and compare with the cell's data.
+
+    Args:
+        update: File written by `gradveil.wire.write_payload`, or a plain safetensors file of named tensors.
+        cell: Model, training, defense and ensemble; its data are what reconstructions are compared with.
+        out: Results folder; ``captured.json`` and ``captured.npz`` are written there, and nothing else is touched.
+        command: How to run it again.
+    """
+    if cell.rounds > 1:
+        raise UsageError(f"rounds is {cell.rounds}, and a captured update is of one round; set rounds = 1")
+    own = cell.replace(records=cell.batch_size * cell.clients, known_labels=False)
+    payload = _read(update, own)
+    store = Store(out)
+    with store.lock():
+        before = torch.get_num_threads()
+        torch.set_num_threads(1)
+        try:
+            record, rebuilt = _attack(payload, own)
+        finally:
+            torch.set_num_threads(before)
+        described = describe_cells([own], [], command, "")
+        record = {
+            "format": "gradveil-captured-1",
+            "update": update.name,
+            "command": command,
+            "provenance": described["provenance"],
+            **record,
+        }
+        _write_whole(out / "captured.npz", npz_bytes({"reconstruction": rebuilt.cpu().numpy().astype(np.float32)}))
+        _write_whole(out / "captured.json", (json.dumps(record, indent=1, allow_nan=False) + "\n").encode())
+    return CapturedResult(out, record)
+
+
+def _read(update: Path, cell: Cell) -> Payload:
+    """Read the payload; a plain safetensors file says nothing about its examples, so the cell's word counts."""
     payload = read_payload(update)
+    with safe_open(str(update), framework="pt") as opened:
+        claims = "gradveil" in (opened.metadata() or {})
+    if not claims:
+        payload = dataclasses.replace(payload, examples=cell.records)
+    if payload.examples != cell.records:
+        size = max(1, payload.examples // cell.clients)
+        raise UsageError(f"the update claims {payload.examples} examples, not {cell.records}; say --batch-size {size}")
+    return payload
+
+
+def _attack(payload: Payload, cell: Cell) -> tuple[dict[str, Any], torch.Tensor]:
+    """Return what the attackers found, and the reconstruction they select."""
     dataset = load_cell_data(cell)
-    if payload.examples % (cell.batch_size * cell.clients) and payload.examples != cell.batch_size * cell.clients:
-        raise UsageError(f"the update claims {payload.examples} examples; say --batch-size {payload.examples}")
     ensemble = resolve(cell.ensemble)
-    own = cell.replace(records=cell.batch_size * cell.clients)
-    subject = build_subject(own, dataset, ensemble.rehearsals)
+    subject = build_subject(cell, dataset, ensemble.rehearsals)
     observation = _observe(subject, payload)
     desk = subject.desk(STEP_LIMIT)
-    everyone = [observation, *(r.observation for r in subject.rehearsals)]
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        found = attack_all(line_up(ensemble, observation, desk), everyone, desk)
-    finally:
-        torch.set_num_threads(before)
+    attacks = line_up(ensemble, observation, desk)
+    if not attacks:
+        raise UsageError(f"no attack of {ensemble.name!r} applies to this model and batch size; choose another ensemble")
+    found = attack_all(attacks, [observation, *(r.observation for r in subject.rehearsals)], desk)
     referee = Referee.rehearsed(
         [r.observation for r in subject.rehearsals],
         [(r.trained_inputs, r.batch.targets.to(cell.device)) for r in subject.rehearsals],
@@ -83,27 +126,39 @@ def audit_captured(update: Path, cell: Cell, out: Path, *, command: str = "") ->
     verdict = referee.select(observation, found[0])
     chosen = found[0][verdict.chosen]
     record = {
-        "format": "gradveil-captured-1",
-        "update": update.name,
-        "cell": own.as_dict(),
-        "threat": own.threat().as_dict(),
-        "recipe": recipe_key(chosen),
+        "cell": cell.as_dict(),
+        "threat": cell.threat().as_dict(),
+        "recipe": chosen.recipe,
         "stance": chosen.stance,
         "tries": len(found[0]),
         "labels": [int(label) for label in chosen.targets.reshape(-1)],
-        "unexplained": {"best": verdict.scores[verdict.chosen], "null": _null_score(subject, observation, referee)},
+        "unexplained": _unexplained(observation, verdict.scores[verdict.chosen], _null_score(subject, observation, referee)),
         "candidates": len(dataset),
         "nearest": _nearest(chosen, dataset.inputs),
     }
-    store = Store(out)
-    with store.lock():
-        store.write_run(describe_cells([own], [], command, f"captured update {update.name}"))
-        (out / "captured.json").write_text(json.dumps(record, indent=1) + "\n")
-        (out / "captured.npz").write_bytes(npz_bytes({"reconstruction": chosen.inputs.cpu().numpy().astype(np.float32)}))
-    return CapturedResult(out, record)
+    return record, chosen.inputs
 
 
-def _observe(subject: Subject, payload: Any) -> Observation:
+def _unexplained(observation: Observation, best: float, null: float) -> dict[str, Any]:
+    """Return the referee's scores in words people can read: a share of the update, or multiples of the noise's power."""
+    noisy = bool(observation.adversary.noise_std(observation))
+    # Under known noise the score is half the squared residual per entry over the noise's variance: 1/2 at the truth.
+    scores = {"best": best, "null": null}
+    finite = {name: (2 * value if noisy else value) if math.isfinite(value) else None for name, value in scores.items()}
+    return {"unit": NOISE if noisy else SHARE, **finite}
+
+
+def _number(value: float | None) -> str:
+    return "an unknown part" if value is None else f"{value:.2g}"
+
+
+def _write_whole(path: Path, content: bytes) -> None:
+    beside = path.with_name(f".{path.name}.part")
+    beside.write_bytes(content)
+    beside.replace(path)
+
+
+def _observe(subject: Subject, payload: Payload) -> Observation:
     spec = ModelSpec.of(subject.learner.model)
     try:
         decoded = subject.defense.decode(payload, spec)
@@ -111,10 +166,7 @@ def _observe(subject: Subject, payload: Any) -> Observation:
         raise BadUpdate(f"the captured update does not fit model and defense: {error}") from error
     device = next(iter(subject.learner.weights.values())).device
     update = Update({n: v.to(device) for n, v in decoded.weights.items()}, decoded.examples, decoded.round)
-    made = subject.targets[0].observation
-    if decoded.examples != made.examples:
-        raise UsageError(f"the update claims {decoded.examples} examples; say --batch-size {decoded.examples}")
-    return dataclasses.replace(made, updates=(update,), payloads=(payload,), labels=None)
+    return dataclasses.replace(subject.targets[0].observation, updates=(update,), payloads=(payload,))
 
 
 def _null_score(subject: Subject, observation: Observation, referee: Referee) -> float:

@@ -227,7 +227,7 @@ def _bytes(subject: Subject) -> dict[str, int]:
 
 
 def _latency(subject: Subject) -> dict[str, float]:
-    """Time one client's update with and without the defense: best of many, interleaved, so that a busy machine harms both alike."""
+    """Time one client's update with and without the defense: best of many, interleaved, so that load harms both alike."""
     batch = subject.targets[0].batch
     size = subject.cell.batch_size
     small = type(batch)(batch.inputs[:size].to(subject.cell.device), batch.targets[:size].to(subject.cell.device))

@@ -7,10 +7,14 @@ per worker on two cores would be slower, and the thread count is part of what de
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import multiprocessing
 import os
-from collections.abc import Callable, Sequence
+import signal
+import sys
+import threading
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass, field
@@ -26,6 +30,7 @@ from gradveil.audit.plan import Plan
 from gradveil.audit.store import Store
 from gradveil.audit.subjects import load_cell_data
 from gradveil.errors import GradveilError
+from gradveil.registry import import_object, parse_call, split_chain
 
 __all__ = ["AuditResult", "Progress", "run_audit", "run_cell", "run_cells"]
 
@@ -56,7 +61,23 @@ def cell_key(cell: Cell, digests: dict[tuple[str, str, str], str]) -> str:
     if source not in digests:
         digests[source] = load_cell_data(cell).digest()
     weights = hashlib.sha256(Path(cell.weights).read_bytes()).hexdigest() if cell.weights else ""
-    return cell.key(data=digests[source], weights=weights, code=code_version(), torch=torch.__version__, threads=1)
+    return cell.key(
+        data=digests[source], weights=weights, code=code_version(), own=_own_code(cell), torch=torch.__version__, threads=1
+    )
+
+
+def _own_code(cell: Cell) -> str:
+    """Return a digest of the user's files that the cell names; what they import in turn is not followed."""
+    digest = hashlib.sha256()
+    for spelling in (cell.model, cell.loss, cell.ensemble, *split_chain(cell.defense)):
+        name, _ = parse_call(spelling)
+        module, colon, _ = name.rpartition(":")
+        if colon and not module.endswith(".py"):
+            import_object(name)
+            module = getattr(sys.modules[module], "__file__", None) or ""
+        if module:
+            digest.update(Path(module).read_bytes())
+    return digest.hexdigest()
 
 
 def run_audit(
@@ -157,6 +178,28 @@ def _worker_start(counts: Any) -> None:
     global _counts
     _counts = counts
     torch.set_num_threads(1)
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+
+
+def _end_with_parent() -> None:
+    """End this worker when the run is killed: it would wait for work for ever, and nobody would see it."""
+    parent = multiprocessing.parent_process()
+    if parent is not None:
+        parent.join()
+        os._exit(1)
+
+
+@contextlib.contextmanager
+def _uninterrupted() -> Iterator[None]:
+    """Hold Ctrl-C back inside the block; processes started there never see it, and end when their parent says so."""
+    if not hasattr(signal, "pthread_sigmask"):
+        yield
+        return
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def _work_in_process(index: int, cell: Cell, key: str, out: str) -> str:
@@ -169,11 +212,13 @@ def _work_in_process(index: int, cell: Cell, key: str, out: str) -> str:
 def _in_processes(todo: list[tuple[Cell, str]], out: Path, count: int, board: _Board) -> None:
     context = multiprocessing.get_context("spawn")
     counts = context.Array("q", 2 * len(todo), lock=False)
+    others = set(multiprocessing.active_children())
     with ProcessPoolExecutor(count, mp_context=context, initializer=_worker_start, initargs=(counts,)) as pool:
-        pending: dict[Future[str], Cell] = {
-            pool.submit(_work_in_process, i, cell, key, str(out)): cell for i, (cell, key) in enumerate(todo)
-        }
         try:
+            with _uninterrupted():
+                pending: dict[Future[str], Cell] = {
+                    pool.submit(_work_in_process, i, cell, key, str(out)): cell for i, (cell, key) in enumerate(todo)
+                }
             while pending:
                 finished, _ = wait(pending, timeout=1.0, return_when=FIRST_COMPLETED)
                 for future in finished:
@@ -183,7 +228,13 @@ def _in_processes(todo: list[tuple[Cell, str]], out: Path, count: int, board: _B
                 board.begun = {key: (counts[2 * i], counts[2 * i + 1]) for i, (_, key) in enumerate(todo) if counts[2 * i + 1]}
                 board.show(cell.defense if finished else "working")
         except BrokenProcessPool as error:
-            raise GradveilError("a worker process died, perhaps for lack of memory; the same command continues") from error
+            why = "for lack of memory, or because a script that calls run_audit has no `if __name__ == '__main__':`"
+            raise GradveilError(f"a worker process died, perhaps {why}; the same command continues") from error
+        except Exception:
+            pool.shutdown(wait=False, cancel_futures=True)  # cells at work are finished and kept
+            raise
         except BaseException:
             pool.shutdown(wait=False, cancel_futures=True)
+            for worker in set(multiprocessing.active_children()) - others:
+                worker.terminate()
             raise

@@ -49,7 +49,7 @@ class NoisyDataAdversary(OpenAdversary):
 class DataNoise(Defense):
     """Noise on the data: ``trained on = clamp(x + z, 0, 1)`` with z of mean 0 and standard deviation ``std``.
 
-    Departs from the paper: this is common practice without one source (METHODS: "DNP", image-level DP). The result is clamped,
+    Departs from the paper: this is common practice without one source ("DNP", image-level DP). The result is clamped,
     because inputs live in [0, 1] everywhere; at large ``std`` the noise that remains is therefore a little smaller. ``std`` is a
     standard deviation for both laws (Laplace: b = std / √2). One draw per round, shared by all local steps of the round.
 

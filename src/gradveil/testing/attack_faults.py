@@ -1,6 +1,6 @@
 """Attacks that are wrong on purpose. The contract suite must reject each by the named check, or it has gone blind.
 
-Several are taken from released code (METHODS.md, section 7): a matching term that is detached and does nothing, the last restart
+Several are taken from released code: a matching term that is detached and does nothing, the last restart
 or iterate instead of the best, an update read with the wrong sign, labels taken from the truth. None of them is registered.
 """
 

@@ -285,7 +285,7 @@ def best_iterate_is_kept(attack: Attack, scene: Scene) -> None:
     }
     attack = dataclasses.replace(kind, **{name: value for name, value in plain.items() if name in names})
     before = float("inf")
-    for budget in range(20, 28):
+    for budget in range(20, 26):
         (candidate,) = attack.run(exact.observe_all(1), exact.desk(budget))[:1]
         if candidate.stance == "plain" and kind.recipe().labels != "joint":
             found = _recomputed(kind.recipe().objective, exact.observe(0), candidate)

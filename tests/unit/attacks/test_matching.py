@@ -190,7 +190,7 @@ def test_optimisers_and_starts_are_parts() -> None:
         recipe = Recipe(name="r", start=start, optimiser=LBFGS(), objective="l2", box=False, steps=10)
         (candidate,) = run_recipe(recipe, [seen], make_desk())
         assert candidate.best_loss < candidate.first_loss
-    pulled = run_recipe(Recipe(name="r", energy=1e3, optimiser=Adam(), steps=200), [seen], make_desk(200))[0]
+    pulled = run_recipe(Recipe(name="r", energy=1e3, optimiser=Adam(), steps=60), [seen], make_desk(60))[0]
     assert float((pulled.inputs - 0.5).abs().max()) < 0.05
 
 

@@ -31,13 +31,13 @@ STARTS = torch.tensor([[-1.2, 1.0], [0.0, 3.0], [2.0, -1.0], [-3.0, -4.0]], dtyp
 
 
 def test_lbfgs_finds_the_minimum_of_every_row() -> None:
-    outcome = run(LBFGS(), STARTS, 300, steepness=torch.ones(4, dtype=torch.float64))
+    outcome = run(LBFGS(), STARTS, 150, steepness=torch.ones(4, dtype=torch.float64))
     assert torch.allclose(outcome.leaves["point"], torch.ones(4, 2, dtype=torch.float64), atol=1e-5)
 
 
 @pytest.mark.parametrize("steepness", [1e-6, 1.0, 1e9])
 def test_lbfgs_does_not_stall_on_steep_or_flat_losses(steepness: float) -> None:
-    outcome = run(LBFGS(), STARTS, 400, steepness=torch.full((4,), steepness, dtype=torch.float64))
+    outcome = run(LBFGS(), STARTS, 200, steepness=torch.full((4,), steepness, dtype=torch.float64))
     assert bool((outcome.best_loss < 1e-8 * outcome.first_loss).all())
 
 
