@@ -146,8 +146,10 @@ def run_recipe(recipe: Recipe, observations: Sequence[Observation], desk: Desk) 
         desk.execution, leaves["inputs"].device, first.learner.parameters, count, first.examples, steps if recipe.matching else 0
     )
     refresh = _refresher(matching, adversary, first.learners, desk, steps)
-    # Before any schedule begins: the unit does not depend on how smooth the first step is, nor on the defense's first draw.
-    slope, value = _misfits(matching, None, 0, leaves, constants, execution)
+    begun = _scheduled(refresh, 0, leaves, constants)
+    # Weights of priors are tuned for a unit taken where ReLUs are smoothest, before their sharpness begins to grow.
+    begun |= {"sharpness": constants["sharpness"]} if smooth else {}
+    slope, value = _misfits(matching, leaves, begun, execution)
     if recipe.relative and recipe.matching:
         constants["unit"] = 1 / value.clamp_min(1e-30)
     problem = Problem(
@@ -162,8 +164,8 @@ def run_recipe(recipe: Recipe, observations: Sequence[Observation], desk: Desk) 
     outcome = optimise(problem, recipe.optimiser, steps, execution, stop_below=floor, progress=desk.progress)
     if recipe.matching:
         # Priors and schedules aside: whether the *matching* moved is what tells a working attack from a smoothing filter.
-        _, first_loss = _misfits(matching, refresh, steps - 1, leaves, constants, execution)
-        _, best_loss = _misfits(matching, refresh, steps - 1, outcome.leaves, constants, execution)
+        _, first_loss = _misfits(matching, leaves, _scheduled(refresh, steps - 1, leaves, constants), execution)
+        _, best_loss = _misfits(matching, outcome.leaves, _scheduled(refresh, steps - 1, outcome.leaves, constants), execution)
         outcome = dataclasses.replace(outcome, first_loss=first_loss, best_loss=best_loss, gradient_norm=slope)
     return _candidates(recipe, observations, outcome, constants)
 
@@ -196,14 +198,16 @@ def _stack(
     return _stack_rows(rows_leaves), _stack_rows(rows_constants)
 
 
-def _misfits(
-    matching: _Matching, refresh: Refresh | None, step: int, leaves: Named, constants: Named, execution: Execution
-) -> tuple[Tensor, Tensor]:
-    """Return, per candidate, slope (its norm, in the inputs) and value of the matching loss alone, as one step schedules it."""
+def _scheduled(refresh: Refresh | None, step: int, leaves: Named, constants: Named) -> Named:
+    """Return the constants as they are at one step for given leaves."""
+    return dict(constants) if refresh is None else refresh(step, leaves, constants)
+
+
+def _misfits(matching: _Matching, leaves: Named, constants: Named, execution: Execution) -> tuple[Tensor, Tensor]:
+    """Return, per candidate, the norm of the slope (in the inputs) and the value of the matching loss alone."""
     inputs = leaves["inputs"]
     if not matching.recipe.matching:
         return inputs.new_zeros(len(inputs)), inputs.new_zeros(len(inputs))
-    constants = constants if refresh is None else refresh(step, leaves, constants)
     others = {n: v for n, v in leaves.items() if n != "inputs"}
 
     def misfit(row: Tensor, rest: Named) -> Tensor:

@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from safetensors import safe_open
 
-from gradveil.attacks import Referee, line_up, resolve
+from gradveil.attacks import Attack, Desk, Referee, line_up, resolve
 from gradveil.audit.cells import Cell
 from gradveil.audit.describe import describe_cells
 from gradveil.audit.measure import STEP_LIMIT, attack_all
@@ -72,24 +72,20 @@ def audit_captured(update: Path, cell: Cell, out: Path, *, command: str = "") ->
         raise UsageError(f"rounds is {cell.rounds}, and a captured update is of one round; set rounds = 1")
     own = cell.replace(records=cell.batch_size * cell.clients, known_labels=False)
     payload = _read(update, own)
-    store = Store(out)
-    with store.lock():
-        before = torch.get_num_threads()
-        torch.set_num_threads(1)
-        try:
-            record, rebuilt = _attack(payload, own)
-        finally:
-            torch.set_num_threads(before)
-        described = describe_cells([own], [], command, "")
-        record = {
-            "format": "gradveil-captured-1",
-            "update": update.name,
-            "command": command,
-            "provenance": described["provenance"],
-            **record,
-        }
-        _write_whole(out / "captured.npz", npz_bytes({"reconstruction": rebuilt.cpu().numpy().astype(np.float32)}))
-        _write_whole(out / "captured.json", (json.dumps(record, indent=1, allow_nan=False) + "\n").encode())
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        case = _prepare(payload, own)
+        store = Store(out)
+        with store.lock():
+            record, rebuilt = _attack(case)
+            provenance = describe_cells([own], [], command, "")["provenance"]
+            head = {"format": "gradveil-captured-1", "update": update.name, "command": command, "provenance": provenance}
+            record = head | record
+            _write_whole(out / "captured.npz", npz_bytes({"reconstruction": rebuilt.cpu().numpy().astype(np.float32)}))
+            _write_whole(out / "captured.json", (json.dumps(record, indent=1, allow_nan=False) + "\n").encode())
+    finally:
+        torch.set_num_threads(before)
     return CapturedResult(out, record)
 
 
@@ -106,17 +102,32 @@ def _read(update: Path, cell: Cell) -> Payload:
     return payload
 
 
-def _attack(payload: Payload, cell: Cell) -> tuple[dict[str, Any], torch.Tensor]:
-    """Return what the attackers found, and the reconstruction they select."""
-    dataset = load_cell_data(cell)
+@dataclass(frozen=True)
+class _Case:
+    """The captured update before the attackers, with the cell's own clients for rehearsals."""
+
+    subject: Subject
+    observation: Observation
+    desk: Desk
+    attacks: list[Attack]
+
+
+def _prepare(payload: Payload, cell: Cell) -> _Case:
+    """Refuse whatever does not fit, before anything is written."""
     ensemble = resolve(cell.ensemble)
-    subject = build_subject(cell, dataset, ensemble.rehearsals)
+    subject = build_subject(cell, load_cell_data(cell), ensemble.rehearsals)
     observation = _observe(subject, payload)
     desk = subject.desk(STEP_LIMIT)
     attacks = line_up(ensemble, observation, desk)
     if not attacks:
         raise UsageError(f"no attack of {ensemble.name!r} applies to this model and batch size; choose another ensemble")
-    found = attack_all(attacks, [observation, *(r.observation for r in subject.rehearsals)], desk)
+    return _Case(subject, observation, desk, attacks)
+
+
+def _attack(case: _Case) -> tuple[dict[str, Any], torch.Tensor]:
+    """Return what the attackers found, and the reconstruction they select."""
+    subject, observation, cell = case.subject, case.observation, case.subject.cell
+    found = attack_all(case.attacks, [observation, *(r.observation for r in subject.rehearsals)], case.desk)
     referee = Referee.rehearsed(
         [r.observation for r in subject.rehearsals],
         [(r.trained_inputs, r.batch.targets.to(cell.device)) for r in subject.rehearsals],
@@ -133,8 +144,8 @@ def _attack(payload: Payload, cell: Cell) -> tuple[dict[str, Any], torch.Tensor]
         "tries": len(found[0]),
         "labels": [int(label) for label in chosen.targets.reshape(-1)],
         "unexplained": _unexplained(observation, verdict.scores[verdict.chosen], _null_score(subject, observation, referee)),
-        "candidates": len(dataset),
-        "nearest": _nearest(chosen, dataset.inputs),
+        "candidates": len(subject.dataset),
+        "nearest": _nearest(chosen, subject.dataset.inputs),
     }
     return record, chosen.inputs
 

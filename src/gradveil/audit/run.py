@@ -115,6 +115,8 @@ def run_cells(
     with store.lock():
         store.write_run(describe(keys))
         todo = [(cell, key) for cell, key in zip(cells, keys, strict=True) if store.read_cell(key) is None]
+        # Chains first and the undefended cell last: the longest work must not be left for one worker at the end.
+        todo.sort(key=lambda pair: (pair[0].defense == "none", -pair[0].defense.count("+")))
         board = _Board(len(cells), on_progress, done=len(cells) - len(todo))
         board.show("starting")
         on_gpu = any(cell.device != "cpu" for cell in cells)
@@ -135,15 +137,22 @@ class _Board:
     on_progress: Callable[[Progress], None] | None
     done: int = 0
     begun: dict[str, tuple[int, int]] = field(default_factory=dict)
+    finished: set[str] = field(default_factory=set)
+
+    def finish(self, key: str, label: str) -> None:
+        self.done += 1
+        self.finished.add(key)
+        self.show(label)
 
     def show(self, label: str) -> None:
         if self.on_progress is None:
             return
-        done = sum(steps for steps, _ in self.begun.values())
         planned = sum(steps for _, steps in self.begun.values())
-        known = len(self.begun)
-        to_run = self.cells - self.done + sum(d >= p > 0 for d, p in self.begun.values())
-        total = round(planned / known * max(known, to_run)) if known else 0
+        # A finished cell counts in full: attacks may stop before their last step.
+        done = sum(steps if key in self.finished else now for key, (now, steps) in self.begun.items())
+        known = len(self.begun.keys() | self.finished)
+        to_run = self.cells - self.done + len(self.finished)
+        total = round(planned / known * to_run) if known else 0
         self.on_progress(Progress(self.done, self.cells, done, total, label))
 
 
@@ -164,8 +173,7 @@ def _one_by_one(todo: list[tuple[Cell, str]], out: Path, board: _Board) -> None:
                 board.show(label)
 
             _work(cell, key, str(out), report)
-            board.done += 1
-            board.show(cell.defense)
+            board.finish(key, cell.defense)
     finally:
         torch.set_num_threads(before)
 
@@ -221,12 +229,11 @@ def _in_processes(todo: list[tuple[Cell, str]], out: Path, count: int, board: _B
                 }
             while pending:
                 finished, _ = wait(pending, timeout=1.0, return_when=FIRST_COMPLETED)
-                for future in finished:
-                    cell = pending.pop(future)
-                    future.result()
-                    board.done += 1
                 board.begun = {key: (counts[2 * i], counts[2 * i + 1]) for i, (_, key) in enumerate(todo) if counts[2 * i + 1]}
-                board.show(cell.defense if finished else "working")
+                for future in finished:
+                    board.finish(future.result(), pending.pop(future).defense)
+                if not finished:
+                    board.show("working")
         except BrokenProcessPool as error:
             why = "for lack of memory, or because a script that calls run_audit has no `if __name__ == '__main__':`"
             raise GradveilError(f"a worker process died, perhaps {why}; the same command continues") from error

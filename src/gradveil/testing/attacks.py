@@ -175,7 +175,7 @@ def asks_only_for_declared_knowledge(attack: Attack, scene: Scene) -> None:
 def random_update_tells_nothing(attack: Attack, scene: Scene) -> None:
     """From an update made of noise the attack gets no further than a guess without it; else it sees the truth."""
     truth = scene.inputs
-    found = launch(attack, [scene.observe_noise(index) for index in range(len(truth))], scene.desk(HOME_STEPS // 2))
+    found = launch(attack, [scene.observe_noise(index) for index in range(len(truth))], scene.desk(HOME_STEPS // 3))
     guesses = [torch.full_like(truth, 0.5), home_pictures().mean(0, keepdim=True).expand_as(truth)]
     bar = torch.stack([peak_signal_to_noise(guess, truth) for guess in guesses]).max(0).values
     gain = float((best_psnr(found, truth) - bar).max())
@@ -233,7 +233,7 @@ def best_so_far_survives_what_is_not_finite(attack: Attack, scene: Scene) -> Non
     sent = scene.through(lambda model: _Wall(model, direction, float("inf"))).observe(0)
     walled = scene.through(lambda model: _Wall(model, direction, 0.4)).learner
     seen = sent.replace(learners=(walled,))
-    for candidate in attack.run([seen], scene.desk(HOME_STEPS // 2)):
+    for candidate in attack.run([seen], scene.desk(HOME_STEPS // 3)):
         require(bool(torch.isfinite(candidate.inputs).all()), "an answer is not finite before it is made presentable")
         require(candidate.best_loss < candidate.first_loss, "what was reached before values stopped being finite is lost")
         require(candidate.status in STATUSES, f"the status {candidate.status!r} is none of {', '.join(STATUSES)}")
@@ -285,7 +285,7 @@ def best_iterate_is_kept(attack: Attack, scene: Scene) -> None:
     }
     attack = dataclasses.replace(kind, **{name: value for name, value in plain.items() if name in names})
     before = float("inf")
-    for budget in range(20, 26):
+    for budget in range(20, 24):
         (candidate,) = attack.run(exact.observe_all(1), exact.desk(budget))[:1]
         if candidate.stance == "plain" and kind.recipe().labels != "joint":
             found = _recomputed(kind.recipe().objective, exact.observe(0), candidate)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import pytest
 import torch
 from torch import Tensor
@@ -85,6 +87,16 @@ def test_offsets_are_fresh_wherever_iterates_compete(steps: int, expected: list[
     defended = {name: value + fresh[name] for name, value in raw.items()}
     found = float(OBJECTIVES.get("cosine")(Comparison(defended, seen.update.weights)))
     assert candidate.best_loss == pytest.approx(found, rel=1e-3)
+
+
+def test_a_relative_prior_is_measured_against_what_straight_through_starts_from() -> None:
+    learner, defense = make_learner(), "pruning(rate=0.9)"
+    seen = observe(learner, make_batch(), defense)
+    prior = InvertingGradients(steps=60, signed=False, schedule="cosine", tv=0.5, tv_end=0.02, relative=True, start="grey")
+    attack = dataclasses.replace(prior, stance="straight_through")
+    (candidate,) = attack.run([seen], make_desk(60, simulate=simulator((learner,), defense)))
+    # With its offset the loss starts thousands of times smaller than without; in the wrong unit the prior alone would rule.
+    assert candidate.best_loss < 0.2 * candidate.first_loss
 
 
 def test_stances_follow_what_was_seen_and_what_is_known() -> None:
