@@ -224,13 +224,21 @@ def _import_module(name: str) -> Any:
     return importlib.import_module(name)
 
 
+_files: dict[tuple[str, int], Any] = {}
+"""User files already executed, by path and time of change: a file that registers a method must run once, not at every look-up."""
+
+
 def _import_file(path: Path) -> Any:
     if not path.is_file():
         raise UsageError(f"there is no file {str(path)!r}")
+    key = (str(path.resolve()), path.stat().st_mtime_ns)
+    if key in _files:
+        return _files[key]
     spec = importlib.util.spec_from_file_location(path.stem, path)
     if spec is None or spec.loader is None:
         raise ImportError("not a Python file")
     module = importlib.util.module_from_spec(spec)
     sys.modules[path.stem] = module
     spec.loader.exec_module(module)
+    _files[key] = module
     return module

@@ -152,7 +152,7 @@ def test_public_names_are_the_same_for_people_and_type_checkers() -> None:
 @pytest.mark.parametrize("name", sorted(gradveil._PUBLIC))
 def test_public_names_are_where_the_table_says(name: str) -> None:
     value = getattr(gradveil, name)
-    assert value.__module__ == gradveil._PUBLIC[name]
+    assert value.__module__.startswith(gradveil._PUBLIC[name])  # a room's front door, or the module itself
     assert name in dir(gradveil)
 
 

@@ -133,7 +133,8 @@ def resolve(spelling: str) -> Ensemble:
     if ":" not in bare and bare not in ATTACKS.names():
         raise UsageError(f"there is no ensemble or attack called {bare!r}{suggest(bare, known)}")
     attack = ATTACKS.build(spelling)
-    stances = STANCES if hasattr(attack, "stance") else ("plain",)
+    # An attack that is no recipe does the same in every stance.
+    stances = STANCES if hasattr(attack, "recipe") else ("plain",)
     return Ensemble(spelling, "One attack in every stance it can take.", (Member(attack, stances),), rehearsals=2)
 
 

@@ -34,6 +34,7 @@ _Both = Callable[[Tensor, Tensor, Named], tuple[Named, Named]]
 
 REFIT_STEPS = 60
 TIE_FACTOR = 2.0
+ROUNDING = 1e-9  # a residual this small is that of float32 at the client; no candidate is dropped over it
 TRUTH_SLACK = 1.25
 """A truth scores a little differently from one image to the next, and few are rehearsed."""
 
@@ -140,7 +141,8 @@ class Referee:
         Counted from what a truth scores: under noise that is far from zero, and twice it would excuse any failure.
         """
         rehearsed = self.rehearsal_score.get(recipe_key(candidate), self.truth_score)
-        return max(TRUTH_SLACK * self.truth_score, self.truth_score + TIE_FACTOR * (rehearsed - self.truth_score))
+        as_rehearsed = self.truth_score + TIE_FACTOR * (rehearsed - self.truth_score)
+        return max(TRUTH_SLACK * self.truth_score, as_rehearsed, ROUNDING)
 
 
 def _rehearsal_psnr(originals: Sequence[Tensor], candidates: Sequence[Sequence[Reconstruction]]) -> dict[str, float]:

@@ -13,6 +13,7 @@ from torch import nn
 from gradveil.attacks.referee import Referee, Verdict
 from gradveil.audit.judge import Scored
 from gradveil.audit.subjects import Subject
+from gradveil.models.batch_norm import batch_norm_mode
 from gradveil.records import Reconstruction
 
 __all__ = ["Check", "run_checks"]
@@ -145,12 +146,19 @@ def _truth_is_minimum(evidence: Evidence) -> Check:
 
 
 def _same_mode(evidence: Evidence) -> Check:
-    cell = evidence.subject.cell
-    modules = list(evidence.subject.learner.model.modules())
-    has_norm = any(isinstance(m, nn.modules.batchnorm._BatchNorm) for m in modules)
-    if not has_norm:
+    """Compare what the client trained with against what the attackers replayed."""
+    victim, replayed = evidence.subject.learner, evidence.subject.targets[0].observation.learner
+    modes = batch_norm_mode(victim.model), batch_norm_mode(replayed.model)
+    if victim.loss is not replayed.loss or modes[0] != modes[1]:
+        return Check(
+            "same_mode",
+            "fail",
+            "Victim and attacker differ in their loss or BatchNorm mode, so the attacker matched another function.",
+            "Give both the same learner.",
+        )
+    if modes[0] == "none":
         return Check("same_mode", "ok", "Victim and attacker use the same loss; the model has no BatchNorm.")
-    return Check("same_mode", "ok", f"Victim and attacker use the same loss and BatchNorm in {cell.batch_norm} mode.")
+    return Check("same_mode", "ok", f"Victim and attacker use the same loss and BatchNorm in {modes[0]} mode.")
 
 
 def _oracle_labels(evidence: Evidence) -> Check:

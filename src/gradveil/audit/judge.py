@@ -137,12 +137,11 @@ def _prior_only(subject: Subject, ensemble: Ensemble, desk: Desk, tries: int) ->
 
 
 def _derangement(subject: Subject, selected: Scored) -> Scored:
-    truth = originals(subject)
     labels = torch.cat([target.batch.targets for target in subject.targets]).tolist()
-    other = deranged(labels)
+    # A single record has no other attacked one; the candidates have.
+    rows = torch.tensor([subject.positions[j] for j in deranged(labels)] if len(labels) > 1 else [len(subject.candidates) - 1])
     images = selected.images
-    rank = ranks(images, torch.tensor([subject.positions[j] for j in other]), subject.candidates)
-    return Scored(images, measure(images, truth[other], NAMES), rank, None)
+    return Scored(images, measure(images, subject.candidates[rows], NAMES), ranks(images, rows, subject.candidates), None)
 
 
 def deranged(labels: Sequence[int]) -> list[int]:

@@ -124,6 +124,8 @@ def _run_captured(plan: Plan, update: Path, folder: Path, as_json: bool) -> None
     cells = plan.cells()
     if not update.is_file():
         raise UsageError(f"there is no file {str(update)!r} to attack")
+    if plan.fail_if:
+        raise UsageError("--fail-if needs the truth, which a captured update does not bring; leave it out with --update")
     if len(cells) != 1:
         raise UsageError(f"--update attacks one update, and the plan has {len(cells)} cells; name one model and one --defense")
     from gradveil.audit.captured import audit_captured

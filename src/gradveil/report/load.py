@@ -110,7 +110,11 @@ def _load_cell(folder: Path, key: str, redact: bool, notes: list[str]) -> Cell |
 
 def _strangers(folder: Path, keys: tuple[str, ...]) -> list[str]:
     known = {f"{key}{suffix}" for key in keys for suffix in (".json", ".timing.json", ".npz")}
-    found = sorted(path.name for path in folder.glob("*") if path.name not in known) if folder.is_dir() else []
+    found = (
+        sorted(path.name for path in folder.glob("*") if path.name not in known and not path.name.startswith("."))
+        if folder.is_dir()
+        else []
+    )
     if not found:
         return []
     # Names are not repeated: on user data a stray file may be named after a record.

@@ -12,9 +12,11 @@ from torch import Tensor, nn
 
 from gradveil.adversary import OpenAdversary
 from gradveil.attacks.referee import Referee, Verdict
+from gradveil.audit import checks
 from gradveil.audit.checks import Check, Evidence, run_checks
 from gradveil.audit.judge import score
 from gradveil.audit.subjects import Subject, Target
+from gradveil.models.batch_norm import set_batch_norm_mode
 from gradveil.records import Reconstruction
 from tests.unit.audit.small import make_subject
 
@@ -59,9 +61,13 @@ def with_candidates(share: float, **changes: object) -> Evidence:
     return dataclasses.replace(healthy(), candidates=rows)
 
 
-def with_model(model: nn.Module) -> Evidence:
+def with_model(model: nn.Module, replayed: nn.Module | None = None) -> Evidence:
+    """Return evidence in which the victim trains ``model`` and the attackers replay another one."""
     learner = subject().learner.replace(model=model)
-    return dataclasses.replace(healthy(), subject=dataclasses.replace(subject(), learner=learner))
+    first, *others = subject().targets
+    replayer = first.observation.learner if replayed is None else learner.replace(model=replayed)
+    targets = (dataclasses.replace(first, observation=first.observation.replace(learners=(replayer,))), *others)
+    return dataclasses.replace(healthy(), subject=dataclasses.replace(subject(), learner=learner, targets=targets))
 
 
 def with_truth_elsewhere() -> Evidence:
@@ -134,13 +140,20 @@ def test_a_reason_to_doubt_is_noticed(name: str, level: str, make: Callable[[], 
 
 
 def test_every_check_fires_somewhere() -> None:
-    # Client and attacker share one learner, so modes cannot differ; the check only says which mode it was.
-    assert set(look(healthy())) - {name for name, _, _ in FIRING} == {"same_mode"}
+    tested_below = {"same_mode"}
+    assert set(look(healthy())) - {name for name, _, _ in FIRING} == tested_below
+
+
+def test_a_victim_who_trains_in_another_mode_is_noticed() -> None:
+    model = nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2))
+    evidence = with_model(set_batch_norm_mode(model, "train"), replayed=set_batch_norm_mode(model, "eval"))
+    assert checks._same_mode(evidence).level == "fail"
 
 
 def test_the_mode_of_batch_norm_is_said() -> None:
     assert "no BatchNorm" in look(healthy())["same_mode"].sentence
-    assert "eval mode" in look(with_model(nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2))))["same_mode"].sentence
+    model = set_batch_norm_mode(nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2)), "eval")
+    assert "eval mode" in checks._same_mode(with_model(model, replayed=model)).sentence
 
 
 @pytest.mark.parametrize(

@@ -139,9 +139,9 @@ def test_names_are_not_read_as_markup(fake: FakeAudit, monkeypatch: pytest.Monke
 def test_a_captured_update_is_handed_over(fake: FakeAudit, monkeypatch: pytest.MonkeyPatch, capsys: Captured) -> None:
     asked: dict[str, Any] = {}
 
-    def audit_captured(update: Path, cell: Any, out: Path, **settings: Any) -> AuditResult:
+    def audit_captured(update: Path, cell: Any, out: Path, **settings: Any) -> Any:
         asked.update(update=update, cell=cell, **settings)
-        return fake(Plan(), out, on_progress=lambda progress: None)
+        return types.SimpleNamespace(out=out, record={}, sentences=lambda: ["The nearest record is row 3."])
 
     module = types.ModuleType("gradveil.audit.captured")
     module.audit_captured = audit_captured  # type: ignore[attr-defined]
@@ -151,6 +151,9 @@ def test_a_captured_update_is_handed_over(fake: FakeAudit, monkeypatch: pytest.M
     assert (asked["update"], asked["cell"].defense, asked["cell"].model) == (Path("u.safetensors"), "none", "mlp")
     assert main(["audit", "--update", "u.safetensors", "--out", "o", "--defense", "top_k(keep=0.1)", "--quiet"]) == 0
     assert asked["cell"].defense == "top_k(keep=0.1)"
+    assert "The nearest record is row 3." in capsys.readouterr().out
+    assert main(["audit", "--update", "u.safetensors", "--fail-if", "identified>0.05"]) == 2
+    assert "needs the truth" in capsys.readouterr().err
 
 
 def test_a_dry_run_counts_and_writes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Captured) -> None:
