@@ -12,6 +12,7 @@ from __future__ import annotations
 import ast
 import dataclasses
 import fnmatch
+import hashlib
 import importlib
 import importlib.metadata
 import importlib.util
@@ -234,11 +235,13 @@ def _import_file(path: Path) -> Any:
     key = (str(path.resolve()), path.stat().st_mtime_ns)
     if key in _files:
         return _files[key]
-    spec = importlib.util.spec_from_file_location(path.stem, path)
+    # A name of its own: a user's random.py must not stand in for the standard library's.
+    name = f"gradveil_user_{path.stem}_{hashlib.sha256(repr(key).encode()).hexdigest()[:8]}"
+    spec = importlib.util.spec_from_file_location(name, path)
     if spec is None or spec.loader is None:
         raise ImportError("not a Python file")
     module = importlib.util.module_from_spec(spec)
-    sys.modules[path.stem] = module
+    sys.modules[name] = module
     spec.loader.exec_module(module)
     _files[key] = module
     return module

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -42,6 +43,8 @@ def pictures() -> np.ndarray:
 def own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A user's folder, and the test runs there: own_net.py, own_net.safetensors, own_defense.py, own.npz with patients."""
     monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.delitem(sys.modules, "own_net", raising=False)  # an earlier test's folder had one of that name
     Path("own_net.py").write_text(NET)
     Path("own_defense.py").write_text(DEFENSE)
     np.savez("own.npz", x=pictures(), y=np.arange(RECORDS) % 5, patient=np.array([f"Ms {i // 3}" for i in range(RECORDS)]))
