@@ -67,9 +67,10 @@ def build_model(
         UsageError: In one sentence that says what to change.
     """
     name, settings = parse_call(spelling)
-    with _sealed_randomness(seed.number("weights")):
-        # User code is imported inside as well: it may draw on import.
+    # User code may draw on import, and is imported once; its factory gets fresh generators, so that every call makes the same weights.
+    with _sealed_randomness(seed.number("import")):
         factory = _import(name) if ":" in name else MODELS.get(name)
+    with _sealed_randomness(seed.number("weights")):
         model = _call(factory, name, settings, input_shape, classes)
     model.eval()
     if weights is not None:
