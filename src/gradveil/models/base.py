@@ -67,7 +67,7 @@ def build_model(
         UsageError: In one sentence that says what to change.
     """
     name, settings = parse_call(spelling)
-    # User code may draw on import, and is imported once; its factory gets fresh generators, so that every call makes the same weights.
+    # User code may draw on import, and is imported once; fresh generators for its factory make every call give the same weights.
     with _sealed_randomness(seed.number("import")):
         factory = _import(name) if ":" in name else MODELS.get(name)
     with _sealed_randomness(seed.number("weights")):
