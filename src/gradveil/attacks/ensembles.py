@@ -86,7 +86,7 @@ QUICK = Ensemble(
     (
         Member(_smooth_to_sharp(400), ("plain", "informed")),
         Member(_stay_smooth(250), STANCES),
-        Member(_likelihood(300, 3.0), ("informed",)),
+        Member(_likelihood(300, 1.0), ("informed",)),
         Member(FeatureInversion(steps=300)),
         Member(LinearLayer()),
     ),
