@@ -29,7 +29,7 @@ from gradveil.metrics.psnr import peak_signal_to_noise
 from gradveil.records import Comparison, Knowledge, Observation, Reconstruction, ThreatModel
 from gradveil.registry import config_of
 from gradveil.testing.attacks_scene import BRIEF, HOME_STEPS, Scene, best_psnr, home_pictures
-from gradveil.testing.contract import CheckResult, NotApplicable, require, run_checks
+from gradveil.testing.contract import CheckResult, NotApplicable, require, require_frozen_dataclass, run_checks
 
 __all__ = ["ATTACK_CHECKS", "Check", "check_attack"]
 
@@ -53,16 +53,7 @@ def check_attack(attack: Attack) -> list[CheckResult]:
 
 def builds_with_defaults(attack: Attack, scene: Scene) -> None:
     """The class is a frozen dataclass that needs no arguments, and equal settings make equal objects."""
-    kind: Any = type(attack)
-    require(dataclasses.is_dataclass(kind), "the class is not a dataclass")
-    require(kind() == kind(), "two objects with default settings are not equal")
-    require(hash(kind()) == hash(kind()), "equal objects have different hashes")
-    for field in dataclasses.fields(kind):
-        try:
-            setattr(kind(), field.name, None)
-        except dataclasses.FrozenInstanceError:
-            continue
-        require(False, f"{field.name!r} can be changed; the dataclass must be frozen")
+    require_frozen_dataclass(type(attack))
 
 
 def card_is_complete(attack: Attack, scene: Scene) -> None:

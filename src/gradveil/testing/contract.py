@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-__all__ = ["CheckResult", "ContractFailure", "NotApplicable", "require", "run_checks"]
+__all__ = ["CheckResult", "ContractFailure", "NotApplicable", "require", "require_frozen_dataclass", "run_checks"]
 
 
 class ContractFailure(AssertionError):
@@ -59,3 +60,16 @@ def _run(check: Callable[..., None], arguments: tuple[Any, ...]) -> CheckResult:
         # A foreign method may raise anything at all; every one of them is a broken promise, and the rest still runs.
         return CheckResult(check.__name__, "failed", f"raised {type(error).__name__}: {error}")
     return CheckResult(check.__name__, "passed")
+
+
+def require_frozen_dataclass(kind: Any) -> None:
+    """Require a frozen dataclass that needs no arguments, whose equal settings make equal objects."""
+    require(dataclasses.is_dataclass(kind), "the class is not a dataclass")
+    require(kind() == kind(), "two objects with default settings are not equal")
+    require(hash(kind()) == hash(kind()), "equal objects have different hashes")
+    for field in dataclasses.fields(kind):
+        try:
+            setattr(kind(), field.name, None)
+        except dataclasses.FrozenInstanceError:
+            continue
+        require(False, f"{field.name!r} can be changed; the dataclass must be frozen")

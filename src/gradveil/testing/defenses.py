@@ -25,7 +25,7 @@ from gradveil.defenses.none import NoDefense
 from gradveil.errors import BadUpdate, UsageError
 from gradveil.registry import config_of
 from gradveil.tensors import Named
-from gradveil.testing.contract import CheckResult, NotApplicable, require, run_checks
+from gradveil.testing.contract import CheckResult, NotApplicable, require, require_frozen_dataclass, run_checks
 from gradveil.testing.defenses_adversary import ADVERSARY_CHECKS
 from gradveil.testing.defenses_scene import Scene, at, distance, draw_batch
 from gradveil.testing.defenses_wire import WIRE_CHECKS
@@ -53,16 +53,7 @@ def check_defense(defense: Defense) -> list[CheckResult]:
 
 def builds_with_defaults(defense: Defense, scene: Scene) -> None:
     """The class is a frozen dataclass that needs no arguments, and equal settings make equal objects."""
-    kind = type(defense)
-    require(dataclasses.is_dataclass(kind), "the class is not a dataclass")
-    require(kind() == kind(), "two objects with default settings are not equal")
-    require(hash(kind()) == hash(kind()), "equal objects have different hashes")
-    for field in dataclasses.fields(kind):
-        try:
-            setattr(kind(), field.name, None)
-        except dataclasses.FrozenInstanceError:
-            continue
-        require(False, f"{field.name!r} can be changed; the dataclass must be frozen")
+    require_frozen_dataclass(type(defense))
 
 
 def card_is_complete(defense: Defense, scene: Scene) -> None:
