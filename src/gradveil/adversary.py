@@ -1,8 +1,8 @@
 """The attacker who knows the defense, in its simplest form, for defenses and generic attackers to refine.
 
 `OpenAdversary` knows that nothing was done to the update. A defense refines the few methods in which it differs; a chain
-composes them. All methods but ``evidence``, ``variables``, ``exact`` and ``finish`` run under ``torch.func.vmap``: no
-data-dependent branches, no in-place changes.
+composes them. All methods but ``evidence``, ``variables``, ``clearest_round``, ``exact`` and ``finish`` run under
+``torch.func.vmap``: no data-dependent branches, no in-place changes.
 """
 
 from __future__ import annotations
@@ -108,6 +108,10 @@ class OpenAdversary:
     def penalty(self, variables: Named) -> Tensor:
         """Return zero: there are no unknowns."""
         return torch.zeros(())
+
+    def clearest_round(self, observation: Observation) -> int:
+        """Return 0: no round seen is less protected than the first."""
+        return 0
 
     def noise_std(self, observation: Observation) -> float | None:
         """Return None: the release carries no noise of known law."""

@@ -224,6 +224,10 @@ class AdversaryModel(Protocol):
         """Return the negative log-prior of the unknowns."""
         ...
 
+    def clearest_round(self, observation: Observation) -> int:
+        """Index of the round seen that is protected least, for attacks that read one round only."""
+        ...
+
     def noise_std(self, observation: Observation) -> float | None:
         """Return the known standard deviation of Gaussian noise on the compared tensors, or None."""
         ...
@@ -272,6 +276,16 @@ class Observation:
     def learner(self) -> Learner:
         """The learner of the first round seen."""
         return self.learners[0]
+
+    @property
+    def clearest(self) -> Observation:
+        """The same with only the round that is protected least, as far as the attacker knows the defense."""
+        if len(self.updates) == 1 or Knowledge.DEFENSE not in self.threat.knows:
+            return self
+        index = self.adversary.clearest_round(self)
+        return self.replace(
+            learners=(self.learners[index],), updates=(self.updates[index],), payloads=self.payloads[index : index + 1]
+        )
 
     def replace(self, **changes: Any) -> Observation:
         """Return a copy with some fields changed."""

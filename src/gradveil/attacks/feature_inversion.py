@@ -75,6 +75,7 @@ class FeatureInversion:
 
     def run(self, observations: Sequence[Observation], desk: Desk) -> list[Reconstruction]:
         """Invert the features of all observations at once."""
+        observations = [observation.clearest for observation in observations]
         first = observations[0]
         layer = classifier_layer(first.update.weights, first.classes)
         assert layer is not None  # `applies` has checked

@@ -28,6 +28,7 @@ def label_scores(observation: Observation) -> Tensor | None:
 
     The bias gradient where there is one; else the row sums of the weight gradient, which need non-negative features.
     """
+    observation = observation.clearest
     update = observation.update.weights
     layer = classifier_layer(update, observation.classes)
     if layer is None:
@@ -64,7 +65,7 @@ def recover_labels(observation: Observation) -> Tensor:
 
 
 def _mean_prediction(observation: Observation) -> Tensor:
-    learner = observation.learner
+    learner = observation.clearest.learner
     generator = torch.Generator().manual_seed(0)
     noise = 0.5 + 0.2 * torch.randn((16, *observation.input_shape), generator=generator)
     reference = next(iter(learner.weights.values()))

@@ -118,7 +118,7 @@ class LinearLayer:
     def run(self, observations: Sequence[Observation], desk: Desk) -> list[Reconstruction]:
         """Read every observation's inputs off its first layer."""
         found = []
-        for index, observation in enumerate(observations):
+        for index, observation in enumerate(each.clearest for each in observations):
             layer = next(iter(observation.update.weights))
             weight, bias = observation.update.weights[layer], observation.update.weights[layer.removesuffix("weight") + "bias"]
             mapped = _preprocessing(observation, layer)

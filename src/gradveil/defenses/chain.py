@@ -224,6 +224,10 @@ class ChainAdversary(OpenAdversary):
             total = total + part.penalty(prefixed(variables, f"{index}/"))
         return total
 
+    def clearest_round(self, observation: Observation) -> int:
+        """Return the first round in which every part that rests at some time rests."""
+        return max(part.clearest_round(observation) for part in self.parts)
+
     def noise_std(self, observation: Observation) -> float | None:
         """Return the noise of all parts together, where nothing after the first of them changes the update otherwise."""
         changing = [part.noise_std(observation) for part in self.parts if _changes_update(part)]
