@@ -59,6 +59,10 @@ class OpenAdversary:
         """Return no unknowns."""
         return {}
 
+    def of_client(self, variables: Named, client: int) -> Named:
+        """Return the unknowns of one client of an aggregate; here all clients share them."""
+        return variables
+
     def prepare_learner(self, learner: Learner, variables: Named) -> Learner:
         """Return the learner as the defense changes it: adapted model, handed-in noise, hidden learning rate."""
         return learner
@@ -80,15 +84,22 @@ class OpenAdversary:
 
     def replay(self, learner: Learner, inputs: Tensor, targets: Tensor, variables: Named) -> Named:
         """Return what the client would have sent for the dummies; of an aggregate, the mean of what its clients would have."""
-        learner = self.prepare_learner(learner, variables)
         clients = learner.settings.clients
-        hook, per_example = self._hook(learner, variables)
-        one = learner.replace(settings=learner.settings.replace(clients=1), per_example=per_example)
-        size = inputs.shape[0] // clients
-        parts = [slice(index * size, (index + 1) * size) for index in range(clients)] if clients > 1 else [slice(None)]
+        if clients == 1:
+            return self._replay_one(learner, inputs, targets, self.of_client(variables, 0))
+        alone, size = learner.replace(settings=learner.settings.replace(clients=1)), inputs.shape[0] // clients
         # Every client of an aggregate applies the defense by itself: a mean of clipped updates is not a clipped mean.
-        sent = [self.on_update(one.update(inputs[part], targets[part], hook), one, variables) for part in parts]
-        return sent[0] if clients == 1 else {name: value.mean(0) for name, value in stack(sent).items()}
+        sent = [
+            self._replay_one(alone, inputs[start : start + size], targets[start : start + size], self.of_client(variables, index))
+            for index, start in enumerate(range(0, clients * size, size))
+        ]
+        return {name: value.mean(0) for name, value in stack(sent).items()}
+
+    def _replay_one(self, learner: Learner, inputs: Tensor, targets: Tensor, variables: Named) -> Named:
+        learner = self.prepare_learner(learner, variables)
+        hook, per_example = self._hook(learner, variables)
+        learner = learner.replace(per_example=per_example)
+        return self.on_update(learner.update(inputs, targets, hook), learner, variables)
 
     def _hook(self, learner: Learner, variables: Named) -> tuple[GradientHook | None, bool]:
         examples, batch = self.on_examples(learner, variables), self.on_gradient(learner, variables)

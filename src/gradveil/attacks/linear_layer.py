@@ -28,7 +28,7 @@ def features_at(learner: Learner, layer: str, inputs: Tensor) -> Tensor:
     module = learner.model.get_submodule(layer.removesuffix(".weight"))
     handle = module.register_forward_pre_hook(catch)
     try:
-        learner.forward(learner.weights, inputs)
+        learner.forward(learner.weights, inputs, learner.zero_noise(inputs.shape[0]))
     finally:
         handle.remove()
     return caught[0].reshape(inputs.shape[0], -1)

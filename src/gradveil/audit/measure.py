@@ -182,7 +182,7 @@ def _describe_defense(subject: Subject) -> dict[str, Any]:
         "parts": [part.card.name for part in parts],
         "rung": ladder.index(parts[0]) + 1 if parts[0] in ladder else None,
         "rungs": len(ladder),
-        "random": any(part.card.random for part in parts),
+        "random": any(part.random for part in parts),
         "acts_on": sorted({station for part in parts for station in part.card.acts_on}),
         "secure_aggregation": all(part.card.secure_aggregation for part in parts),
     }

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from gradveil.attacks.base import Desk
 from gradveil.audit.cells import Cell
+from gradveil.audit.trainings import Training
 from gradveil.data import Dataset, load_data, public_images
 from gradveil.defenses import Defense, build_defense, parts_of
 from gradveil.errors import UsageError
@@ -75,7 +76,7 @@ class Subject:
             execution=self.cell.execution,
             simulate=None if idle else self._simulate,
             progress=progress,
-            random_defense=any(part.card.random for part in parts),
+            random_defense=any(part.random for part in parts),
         )
 
     def _simulate(self, inputs: Tensor, targets: Tensor, draw: int) -> tuple[Named, ...]:
@@ -85,7 +86,7 @@ class Subject:
         return tuple(update.weights for update in updates)
 
 
-def load_cell_data(cell: Cell) -> Dataset:
+def load_cell_data(cell: Cell | Training) -> Dataset:
     """Load the audited data."""
     options = {name: value for name, value in (("labels", cell.labels), ("scale", cell.scale)) if value}
     return load_data(cell.data, **options)  # type: ignore[arg-type]
@@ -118,11 +119,14 @@ def _train(learner: Learner, dataset: Dataset, cell: Cell) -> Learner:
         raise UsageError(f"training state {cell.state!r} is unknown; write untrained, given, or trained(steps=200)")
     steps, rate, size = int(settings.get("steps", 200)), float(settings.get("learning_rate", 0.1)), int(settings.get("batch", 32))
     generator = Seed(cell.seed).child("training").generator("batches")
+    drawn = Seed(cell.seed).child("training").generator("model noise", device=cell.device)
     weights = learner.weights
     for _ in range(steps):
         chosen = torch.randint(len(dataset), (min(size, len(dataset)),), generator=generator)
         inputs, targets = dataset.inputs[chosen].to(cell.device), dataset.targets[chosen].to(cell.device)
-        gradient = learner.replace(noise={}).gradient(weights, inputs, targets)
+        empty = learner.zero_noise(len(chosen))
+        noise = {n: torch.randn(v.shape, generator=drawn, device=v.device, dtype=v.dtype) for n, v in empty.items()}
+        gradient = learner.gradient(weights, inputs, targets, noise)
         weights = {n: w - rate * gradient[n] for n, w in weights.items()}
     return learner.replace(weights={n: w.detach() for n, w in weights.items()})
 
@@ -235,8 +239,7 @@ def _spec(learner: Learner) -> ModelSpec:
 
 def _classes(learner: Learner, batch: Batch) -> int:
     with torch.no_grad():
-        noise = {n: v[:, :1] for n, v in learner.noise.items()}
         reference = next(iter(learner.weights.values()))
-        outputs = learner.replace(noise=noise).forward(learner.weights, batch.inputs[:1].to(reference))
+        outputs = learner.forward(learner.weights, batch.inputs[:1].to(reference), learner.zero_noise(1))
     outputs = outputs[0] if isinstance(outputs, tuple) else outputs
     return int(outputs.shape[1])

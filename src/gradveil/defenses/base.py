@@ -181,6 +181,11 @@ class Defense:
         """Return the attacker who knows this defense."""
         return OpenAdversary()
 
+    @property
+    def random(self) -> bool:
+        """Whether it draws randomness at these settings; the card says whether it does at some."""
+        return type(self).card.random
+
     @classmethod
     def overrides(cls, hook: str) -> bool:
         """Whether this defense does something at a station."""

@@ -191,6 +191,13 @@ class ChainAdversary(OpenAdversary):
             drawn |= with_prefix(part.variables(observation, generator), f"{index}/")
         return drawn
 
+    def of_client(self, variables: Named, client: int) -> Named:
+        """Let every part say which of its unknowns belong to one client."""
+        own: Named = {}
+        for index, part in enumerate(self.parts):
+            own |= with_prefix(part.of_client(prefixed(variables, f"{index}/"), client), f"{index}/")
+        return own
+
     def prepare_learner(self, learner: Learner, variables: Named) -> Learner:
         """Let every part prepare the learner."""
         for index, part in enumerate(self.parts):

@@ -41,6 +41,7 @@ class Learner:
         settings: Local training.
         noise: Random tensors an adapted model draws, handed in as keyword arguments; leading axis is the step.
         per_example: Whether gradient hooks see one gradient per example (leading axis) and return one gradient.
+        rate_factor: What the learning rate is multiplied with; a tensor where an attacker fits it.
     """
 
     model: nn.Module
@@ -50,6 +51,7 @@ class Learner:
     settings: TrainingSettings = field(default_factory=TrainingSettings)
     noise: Named = field(default_factory=dict)
     per_example: bool = False
+    rate_factor: float | Tensor = 1.0
 
     @classmethod
     def of(cls, model: nn.Module, loss: Loss, settings: TrainingSettings | None = None) -> Learner:
@@ -81,6 +83,10 @@ class Learner:
     def noise_at(self, step: int, rows: list[int] | None = None) -> Named:
         """Return the noise an adapted model gets at one step, for all examples or for some rows of the batch."""
         return {name: value[step] if rows is None else value[step][rows] for name, value in self.noise.items()}
+
+    def zero_noise(self, rows: int) -> Named:
+        """Return noise of zero for any number of examples: an adapted model at the mean of what it draws."""
+        return {name: value.new_zeros((rows, *value.shape[2:])) for name, value in self.noise.items()}
 
     def forward(self, weights: Named, inputs: Tensor, noise: Named | None = None) -> Any:
         """Return the model's outputs at ``weights``; without ``noise``, with that of the first step."""
@@ -128,7 +134,7 @@ class Learner:
             chosen = self.settings.minibatch_indices(step, inputs.shape[0])
             x, y = (inputs, targets) if chosen is None else (inputs[chosen], targets[chosen])
             gradient = self._hooked_gradient(step, weights, x, y, self.noise_at(step, chosen), hook)
-            weights, memory = _optimizer_step(self.settings, step, weights, gradient, memory)
+            weights, memory = _optimizer_step(self.settings, step, weights, gradient, memory, self.rate_factor)
         return tensors.sub(self.weights, weights)
 
     def _hooked_gradient(
@@ -148,10 +154,15 @@ def _optimizer_memory(settings: TrainingSettings, weights: Named) -> dict[str, N
 
 
 def _optimizer_step(
-    settings: TrainingSettings, step: int, weights: Named, gradient: Named, memory: dict[str, Named]
+    settings: TrainingSettings,
+    step: int,
+    weights: Named,
+    gradient: Named,
+    memory: dict[str, Named],
+    rate_factor: float | Tensor = 1.0,
 ) -> tuple[Named, dict[str, Named]]:
     """One step of torch's SGD or Adam with their default settings, without in-place changes."""
-    rate = settings.learning_rate
+    rate = settings.learning_rate * rate_factor
     if settings.optimizer == "sgd":
         if settings.momentum:
             velocity = {n: settings.momentum * memory["momentum"][n] + g for n, g in gradient.items()}

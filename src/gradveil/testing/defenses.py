@@ -138,7 +138,7 @@ def global_generators_are_untouched(defense: Defense, scene: Scene) -> None:
 
 
 def randomness_is_declared(defense: Defense, scene: Scene) -> None:
-    """The same seed gives the same bits; another seed gives others exactly where the card says the defense is random."""
+    """The same seed gives the same bits; another seed gives others exactly where the defense says it is random."""
     card = type(defense).card
     strongest = at(defense, card.ladder[-1]) if card.ladder else defense
     for one in (defense, strongest):
@@ -146,8 +146,9 @@ def randomness_is_declared(defense: Defense, scene: Scene) -> None:
         require(_same(first.weights, second.weights), "the same seed gives other bits the second time")
     other = scene.send(strongest, seed=2)
     differs = not _same(scene.send(strongest, seed=1).weights, other.weights)
-    require(differs or not card.random, "the card says random, but another seed gives the same update")
-    require(card.random or not differs, "the card does not say random, but another seed gives another update")
+    require(differs or not strongest.random, "the card says random, but another seed gives the same update")
+    require(strongest.random or not differs, "the card does not say random, but another seed gives another update")
+    require(card.random or not defense.random, "the defense says it is random at these settings, but its card does not")
 
 
 def keeps_no_memory(defense: Defense, scene: Scene) -> None:
@@ -182,7 +183,8 @@ def more_strength_distorts_more(defense: Defense, scene: Scene) -> None:
         raise NotApplicable("the defense does nothing anywhere")
     if defense.overrides("adapt_model"):
         raise NotApplicable("the defense changes the model, so there is no raw update to compare with")
-    seeds = range(1, 7) if card.random else range(1, 2)
+    drawn = any(at(defense, setting).random for setting in card.ladder)
+    seeds = range(1, 7) if drawn else range(1, 2)
     raw = {seed: scene.send(NoDefense(), seed).weights for seed in seeds}
 
     def distortion(setting: object) -> float:
@@ -190,7 +192,7 @@ def more_strength_distorts_more(defense: Defense, scene: Scene) -> None:
         return math.fsum(distance(scene.send(rung, seed).weights, raw[seed]) for seed in seeds) / len(seeds)
 
     found = [distortion(setting) for setting in card.ladder]
-    slack = 0.9 if card.random else 1 - 1e-6
+    slack = 0.9 if drawn else 1 - 1e-6
     for setting, weaker, stronger in zip(card.ladder[1:], found, found[1:], strict=False):
         require(
             stronger >= slack * weaker, f"{dict(setting)} distorts by {stronger:.3g}, less than the {weaker:.3g} of a weaker rung"

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
 from torch.func import grad, grad_and_value, vmap
 
+from gradveil.attacks.execution import Execution
+from gradveil.attacks.loop import Problem, optimise
+from gradveil.attacks.optimisers import Adam
 from gradveil.defenses.base import Defense
 from gradveil.defenses.none import NoDefense
 from gradveil.federation.client import run_client
@@ -23,6 +27,7 @@ __all__ = ["ADVERSARY_CHECKS", "relative_residual"]
 
 TRUTHS = 5
 GUESSES = 4
+FIT_STEPS = 60
 ENOUGH = 0.9
 """Share of (truth, guess) pairs in which the truth must leave the smaller residual."""
 
@@ -136,11 +141,14 @@ def adversary_points_somewhere(defense: Defense, scene: Scene) -> None:
 
 
 def adversary_prefers_the_truth(defense: Defense, scene: Scene) -> None:
-    """The true inputs leave a smaller residual than random ones, for a gradient and for local training."""
+    """The true inputs leave a smaller residual than random ones, for a gradient and for local training.
+
+    The unknowns of the attacker are fitted to either: nobody who does not know a learning rate is asked to guess it.
+    """
     card = type(defense).card
     # Strong noise hides the truth from everyone; the weakest rung is where an attacker has no excuse.
     weakest = at(defense, card.ladder[0]) if card.ladder else defense
-    for one in dict.fromkeys((weakest,) if card.random else (weakest, defense)):
+    for one in dict.fromkeys((weakest,) if weakest.random or defense.random else (weakest, defense)):
         for settings in (TrainingSettings(), LOCAL_TRAINING):
             won = _share_won(one, Scene.of(one, settings=settings))
             what = "a gradient" if settings.shares == "gradient" else "local training"
@@ -161,11 +169,22 @@ def _share_won(defense: Defense, scene: Scene) -> float:
             free: Named = variables,
             y: Tensor = truth.targets,
         ) -> float:
-            return float(relative_residual(seen.adversary, scene.learner, known, inputs, y, free))
+            def fit(leaves: Named, constants: Named) -> Tensor:
+                return relative_residual(seen.adversary, scene.learner, known, inputs, y, leaves)
+
+            return _fitted(fit, free)
 
         best = score(truth.inputs)
         wins += sum(best < score(draw_batch(50 + seed * GUESSES + guess).inputs) for guess in range(GUESSES))
     return wins / (TRUTHS * GUESSES)
+
+
+def _fitted(fit: Callable[[Named, Named], Tensor], variables: Named) -> float:
+    """Return the smallest value of ``fit`` over the attacker's unknowns, from where they start."""
+    if not variables:
+        return float(fit({}, {}))
+    problem = Problem(fit, {name: value[None] for name, value in variables.items()}, {})
+    return float(optimise(problem, Adam(learning_rate=0.1), FIT_STEPS, Execution("looped", 1)).best_loss[0])
 
 
 def _evidence(observation: Observation) -> tuple[Named, Named]:
