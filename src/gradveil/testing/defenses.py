@@ -34,6 +34,9 @@ __all__ = ["DEFENSE_CHECKS", "Check", "check_defense"]
 
 Check = Callable[[Defense, Scene], None]
 
+LATER_ROUNDS = (0, 3, 7, 1000)
+"""Rounds in which a defense that rests after a while is looked at."""
+
 STATION_WORDS = {
     "configure_training": "training",
     "adapt_model": "model",
@@ -187,11 +190,15 @@ def more_strength_distorts_more(defense: Defense, scene: Scene) -> None:
     seeds = range(1, 7) if drawn else range(1, 2)
     raw = {seed: scene.send(NoDefense(), seed).weights for seed in seeds}
 
-    def distortion(setting: object) -> float:
+    def distortion(setting: object, rounds: tuple[int, ...]) -> float:
         rung = at(defense, setting)
-        return math.fsum(distance(scene.send(rung, seed).weights, raw[seed]) for seed in seeds) / len(seeds)
+        pairs = [(scene.send(rung, seed, round_index=each).weights, raw[seed]) for seed in seeds for each in rounds]
+        return math.fsum(distance(sent, own) for sent, own in pairs) / len(pairs)
 
-    found = [distortion(setting) for setting in card.ladder]
+    found = [distortion(setting, (0,)) for setting in card.ladder]
+    if max(found) == min(found) > 0:
+        # Strength may be how long a defense lasts: then rungs differ in later rounds only.
+        found = [distortion(setting, LATER_ROUNDS) for setting in card.ladder]
     slack = 0.9 if drawn else 1 - 1e-6
     for setting, weaker, stronger in zip(card.ladder[1:], found, found[1:], strict=False):
         require(

@@ -107,9 +107,10 @@ class Scene:
         """Carry a payload over the wire, as bytes."""
         return defense.decode(payload_from_bytes(payload_to_bytes(payload)), spec or self.spec)
 
-    def send(self, defense: Defense, seed: int = 1, batch: Batch | None = None) -> Update:
+    def send(self, defense: Defense, seed: int = 1, batch: Batch | None = None, round_index: int = 0) -> Update:
         """Run the real client and read what arrives."""
-        return self.deliver(defense, run_client(self.learner, batch or self.batch, defense, Seed(seed)).payload)
+        result = run_client(self.learner, batch or self.batch, defense, Seed(seed), round_index=round_index)
+        return self.deliver(defense, result.payload)
 
     def observe(self, defense: Defense, seed: int, batch: Batch) -> Observation:
         """Run the real client and hand what arrives to its attacker."""
