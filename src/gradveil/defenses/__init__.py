@@ -4,16 +4,23 @@ from gradveil.defenses.base import DEFENSES, AdaptedModel, ClientView, Defense, 
 from gradveil.defenses.chain import Chain, build_defense, chain, granularity_of, parts_of, spell_defense
 from gradveil.defenses.clipping import Clipping
 from gradveil.defenses.data_noise import DataNoise
+from gradveil.defenses.dp_sgd import DPSGD
 from gradveil.defenses.entry_dropout import EntryDropout
 from gradveil.defenses.example_clipping import ExampleClipping
 from gradveil.defenses.gaussian_noise import GaussianNoise
 from gradveil.defenses.laplace_noise import LaplaceNoise
+from gradveil.defenses.learning_rate_perturbation import LearningRatePerturbation
 from gradveil.defenses.none import NoDefense
+from gradveil.defenses.pfgd import PFGD
+from gradveil.defenses.precode import PRECODE
 from gradveil.defenses.pruning import Pruning
 from gradveil.defenses.top_k import TopK
 
 __all__ = [
     "DEFENSES",
+    "DPSGD",
+    "PFGD",
+    "PRECODE",
     "AdaptedModel",
     "Chain",
     "ClientView",
@@ -25,6 +32,7 @@ __all__ = [
     "ExampleClipping",
     "GaussianNoise",
     "LaplaceNoise",
+    "LearningRatePerturbation",
     "NoDefense",
     "Pruning",
     "State",

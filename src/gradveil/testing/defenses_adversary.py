@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 
 import torch
 from torch import Tensor
@@ -159,32 +158,27 @@ def _share_won(defense: Defense, scene: Scene) -> float:
     wins = 0
     for seed in range(TRUTHS):
         truth = draw_batch(seed)
-        observation = scene.observe(defense, seed, truth)
-        evidence, variables = _evidence(observation)
-
-        def score(
-            inputs: Tensor,
-            seen: Observation = observation,
-            known: Named = evidence,
-            free: Named = variables,
-            y: Tensor = truth.targets,
-        ) -> float:
-            def fit(leaves: Named, constants: Named) -> Tensor:
-                return relative_residual(seen.adversary, scene.learner, known, inputs, y, leaves)
-
-            return _fitted(fit, free)
-
-        best = score(truth.inputs)
-        wins += sum(best < score(draw_batch(50 + seed * GUESSES + guess).inputs) for guess in range(GUESSES))
+        guesses = [draw_batch(50 + seed * GUESSES + guess) for guess in range(GUESSES)]
+        inputs = torch.stack([truth.inputs, *(guess.inputs for guess in guesses)])
+        best, *others = _fitted_residuals(scene.observe(defense, seed, truth), inputs, truth.targets)
+        wins += sum(best < other for other in others)
     return wins / (TRUTHS * GUESSES)
 
 
-def _fitted(fit: Callable[[Named, Named], Tensor], variables: Named) -> float:
-    """Return the smallest value of ``fit`` over the attacker's unknowns, from where they start."""
+def _fitted_residuals(observation: Observation, candidates: Tensor, targets: Tensor) -> list[float]:
+    """Return the residual of each candidate, the smallest that the attacker's unknowns can make it from where they start."""
+    evidence, variables = _evidence(observation)
+
+    def residual(leaves: Named, constants: Named) -> Tensor:
+        return relative_residual(observation.adversary, observation.learner, evidence, constants["inputs"], targets, leaves)
+
     if not variables:
-        return float(fit({}, {}))
-    problem = Problem(fit, {name: value[None] for name, value in variables.items()}, {})
-    return float(optimise(problem, Adam(learning_rate=0.1), FIT_STEPS, Execution("looped", 1)).best_loss[0])
+        return [float(residual({}, {"inputs": inputs})) for inputs in candidates]
+    count = len(candidates)
+    starts = {name: value.expand(count, *value.shape).clone() for name, value in variables.items()}
+    problem = Problem(residual, starts, {"inputs": candidates})
+    found: list[float] = optimise(problem, Adam(learning_rate=0.1), FIT_STEPS, Execution("batched", count)).best_loss.tolist()
+    return found
 
 
 def _evidence(observation: Observation) -> tuple[Named, Named]:
