@@ -15,7 +15,7 @@ from gradveil.defenses.settings import check_choice, check_number
 from gradveil.learning.learner import GradientHook, Learner
 from gradveil.tensors import Named
 
-__all__ = ["ClippedExamplesAdversary", "ExampleClipping"]
+__all__ = ["ClippedExamplesAdversary", "ExampleClipping", "clip_each"]
 
 
 @dataclass(frozen=True)
@@ -33,13 +33,13 @@ class ClippedExamplesAdversary(OpenAdversary):
         """Clip along the leading axis, differentiably."""
 
         def hook(step: int, weights: Named, gradient: Named, inputs: Tensor, targets: Tensor) -> Named:
-            return _clip_each(gradient, self.bound, self.scope)
+            return clip_each(gradient, self.bound, self.scope)
 
         return hook
 
 
-def _clip_each(gradients: Named, bound: float, scope: Scope) -> Named:
-    """Clip each gradient along the leading axis by itself."""
+def clip_each(gradients: Named, bound: float, scope: Scope) -> Named:
+    """Clip each gradient along the leading axis by itself; differentiable and safe under vmap."""
     return vmap(lambda gradient: clip(gradient, bound, scope))(gradients)
 
 
@@ -86,7 +86,7 @@ class ExampleClipping(Defense):
 
     def protect_gradient(self, gradient: Named, view: ClientView, state: State) -> tuple[Named, State]:
         """Clip each example's gradient; the client averages them afterwards."""
-        return gradient if self.bound is None else _clip_each(gradient, self.bound, self.scope), state
+        return gradient if self.bound is None else clip_each(gradient, self.bound, self.scope), state
 
     def adversary(self) -> OpenAdversary:
         """Return the attacker who clips too."""
