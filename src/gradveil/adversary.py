@@ -1,8 +1,8 @@
 """The attacker who knows the defense, in its simplest form, for defenses and generic attackers to refine.
 
 `OpenAdversary` knows that nothing was done to the update. A defense refines the few methods in which it differs; a chain
-composes them. All methods but ``evidence``, ``variables``, ``clearest_round``, ``exact`` and ``finish`` run under
-``torch.func.vmap``: no data-dependent branches, no in-place changes.
+composes them. All methods but those that take an observation run under ``torch.func.vmap``: no data-dependent branches,
+no in-place changes.
 """
 
 from __future__ import annotations
@@ -44,6 +44,10 @@ class OpenAdversary:
     def incomplete(self) -> bool:
         """True where this attacker knows less than the whole defense."""
         return False
+
+    def incomplete_for(self, observation: Observation) -> bool:
+        """Whether it knows less than the whole defense of what was seen here; unless refined, the same everywhere."""
+        return self.incomplete
 
     @property
     def matches_plainly(self) -> bool:

@@ -189,7 +189,7 @@ class Comparison:
 
 
 class AdversaryModel(Protocol):
-    """The attacker who knows the defense. Every method but `evidence` and `finish` must be safe under ``torch.func.vmap``.
+    """The attacker who knows the defense. Methods that take no observation must be safe under ``torch.func.vmap``.
 
     A batched attack stacks the *evidence* of many observations, so whatever a method needs of an observation is put there once.
     """
@@ -197,6 +197,10 @@ class AdversaryModel(Protocol):
     @property
     def incomplete(self) -> bool:
         """True where this attacker knows less than the whole defense; the row is flagged."""
+        ...
+
+    def incomplete_for(self, observation: Observation) -> bool:
+        """Whether it knows less than the whole defense of what was seen here: some attackers know all of one round only."""
         ...
 
     @property

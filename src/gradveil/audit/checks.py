@@ -228,11 +228,12 @@ def _regret(evidence: Evidence) -> Check:
 
 
 def _informed(evidence: Evidence) -> Check:
-    if evidence.subject.targets[0].observation.adversary.incomplete:
+    observation = evidence.subject.targets[0].observation
+    if observation.adversary.incomplete_for(observation):
         return Check(
             "informed_complete",
             "warn",
-            "Informed incomplete: the chain's own adversary model replays only part of what was done.",
+            "Informed incomplete: the defense's own adversary model knows only part of what was done.",
             "The generic attackers (straight-through, averaging, zero mask) cover the rest as well as they can.",
         )
     return Check("informed_complete", "ok", "The informed attacker knows the whole defense.")

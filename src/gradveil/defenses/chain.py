@@ -171,9 +171,14 @@ class ChainAdversary(OpenAdversary):
     @property
     def incomplete(self) -> bool:
         """True when a part is, or when a part that compares in its own way is followed by one that changes the update."""
-        comparers = self._comparers()
-        hidden = any(_changes_update(later) for i in comparers for later in self.parts[i + 1 :])
-        return hidden or any(part.incomplete for part in self.parts)
+        return self._hides() or any(part.incomplete for part in self.parts)
+
+    def incomplete_for(self, observation: Observation) -> bool:
+        """Ask the parts about what was seen here."""
+        return self._hides() or any(part.incomplete_for(observation) for part in self.parts)
+
+    def _hides(self) -> bool:
+        return any(_changes_update(later) for i in self._comparers() for later in self.parts[i + 1 :])
 
     @property
     def matches_plainly(self) -> bool:
