@@ -127,6 +127,9 @@ def to(named: Mapping[str, Tensor], target: torch.device | torch.dtype) -> Named
 
 def check_finite(named: Mapping[str, Tensor], what: str = "the update") -> None:
     """Raise `BadUpdate` naming the first tensor with a NaN or an infinity. Not for use under vmap."""
+    finite = [torch.isfinite(value).all() for value in named.values()]
+    if not finite or bool(torch.stack(finite).all()):  # one answer from the device instead of one per tensor
+        return
     for name, value in named.items():
         if not bool(torch.isfinite(value).all()):
             count = int((~torch.isfinite(value)).sum())

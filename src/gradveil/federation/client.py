@@ -10,11 +10,12 @@ from torch import Tensor
 from gradveil.defenses.base import ClientView, Defense, State
 from gradveil.defenses.chain import Chain, granularity_of
 from gradveil.errors import ReplaceLayer, UsageError
+from gradveil.federation.local_training import ClientLearner, LocalTraining, RunningStatistics
 from gradveil.learning.learner import Learner
 from gradveil.models.batch_norm import batch_norm_layers
 from gradveil.randomness import Seed
 from gradveil.records import Batch, Payload, Update
-from gradveil.tensors import Named, check_finite
+from gradveil.tensors import Named, add, check_finite, sub
 
 __all__ = ["ClientResult", "run_client"]
 
@@ -37,6 +38,7 @@ def run_client(
     state: State | None = None,
     round_index: int = 0,
     public: Tensor | None = None,
+    local: LocalTraining | None = None,
 ) -> ClientResult:
     """Train locally on ``batch`` under ``defense`` and encode the update.
 
@@ -48,6 +50,8 @@ def run_client(
         state: What the defense kept from the last round; None lets it prepare.
         round_index: Federated round.
         public: Public inputs the defense may use.
+        local: What a federation adds: running statistics to keep, a correction of every step. None is a single update, made with
+            the very arithmetic an attacker replays.
     """
     if learner.settings.clients > 1:
         raise UsageError(
@@ -64,14 +68,17 @@ def run_client(
     trained, state = defense.protect_batch(batch, view, state)
     view = view.replace(batch=trained)
 
-    keeper = _GradientKeeper(defense, view, state)
+    keeper = _GradientKeeper(defense, view, state, local.correction if local else None)
+    running = RunningStatistics(local.buffers) if local and local.buffers else None
     example = granularity_of(defense) == "example"
     if example:
         _check_examples_are_separate(learner)
-    weights = learner.replace(per_example=example).update(trained.inputs, trained.targets, keeper.protect)
+    trainer = learner if local is None else ClientLearner.from_learner(learner, running)
+    weights = trainer.replace(per_example=example).update(trained.inputs, trained.targets, keeper.protect)
     check_finite(weights, "the client's update")
 
-    update = Update(weights=weights, examples=len(batch), round=round_index)
+    buffers = sub(local.buffers, running.buffers) if local and running else {}
+    update = Update(weights=weights, examples=len(batch), round=round_index, buffers=buffers)
     update, state = defense.protect_update(update, view, keeper.state)
     check_finite(update.weights, "the defended update")
     return ClientResult(defense.encode(update, view), state, trained)
@@ -99,8 +106,9 @@ def _draw_noise(learner: Learner, batch: Batch, view: ClientView) -> Named:
 class _GradientKeeper:
     """Calls the gradient hook at every step and carries the defense's state from one to the next."""
 
-    def __init__(self, defense: Defense, view: ClientView, state: State) -> None:
+    def __init__(self, defense: Defense, view: ClientView, state: State, correction: Named | None = None) -> None:
         self.state = state
+        self._correction = correction
         self._defense, self._view = defense, view
 
     def protect(self, step: int, weights: Named, gradient: Named, inputs: Tensor, targets: Tensor) -> Named:
@@ -108,4 +116,5 @@ class _GradientKeeper:
         gradient, self.state = self._defense.protect_gradient(gradient, view, self.state)
         if not isinstance(self._defense, Chain) and self._defense.granularity == "example":
             gradient = {name: value.mean(0) for name, value in gradient.items()}
-        return gradient
+        # After the defense: the server knows the correction, so there is nothing in it to protect.
+        return gradient if self._correction is None else add(gradient, self._correction)

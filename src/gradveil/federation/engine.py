@@ -1,18 +1,40 @@
 """Federated training in one process: plain PyTorch, nothing to start.
 
-result = train(FederationSettings(data="photos", model="lenet", defense="pruning(rate=0.9)", rounds=5))
-result.final_accuracy, result.bytes_up
+>>> settings = FederationSettings(data="digits", model="mlp(hidden=16)", clients=4, clients_per_round=2, rounds=1)
+>>> len(train(settings).rounds)
+1
+
+With a folder, the run can be killed at any moment; the same call continues it and ends with equal weights, to the bit on a CPU.
+All randomness comes from the seed by role, client and round, so nothing depends on where a run was interrupted, and runs that
+differ only in the defense share partition, client sampling, order of records and first weights.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import contextlib
+import hashlib
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
+import torch
+
+from gradveil import __version__, tensors
 from gradveil.data import Dataset
-from gradveil.errors import NotYetSupported
-from gradveil.federation.history import RoundRecord, TrainingResult
+from gradveil.errors import BadUpdate, UsageError
+from gradveil.federation.client import ClientResult, run_client
+from gradveil.federation.folder import Checkpoint, TrainingFolder
+from gradveil.federation.history import Latency, RoundRecord, TrainingResult, summary_of
+from gradveil.federation.latency import measure_latency
+from gradveil.federation.local_training import LocalTraining
+from gradveil.federation.scaffold import Scaffold
+from gradveil.federation.server import Server, receive
 from gradveil.federation.settings import FederationSettings
+from gradveil.federation.setup import Federation, build_federation
+from gradveil.tensors import Named
+from gradveil.wire import tensor_bytes
 
 __all__ = ["FederationSettings", "RoundRecord", "TrainingResult", "train"]
 
@@ -25,15 +47,260 @@ def train(
     out: Path | None = None,
     on_round: Callable[[RoundRecord], None] | None = None,
     stop_after: int | None = None,
+    latency: bool = False,
+    checkpoint_every: int = 1,
+    command: str = "",
 ) -> TrainingResult:
     """Train a model federatedly and return what happened.
 
     Args:
         settings: What to train, and how.
         dataset: Training records, where they are already loaded.
-        test: Test records, where they are already loaded.
+        test: Test records, where they are already loaded; without them the data's own test split, or a share of it, is held out.
         out: Folder to keep results in and to continue from; None keeps nothing on disk.
         on_round: Told after every round.
         stop_after: Stop after this many rounds in all; the same folder continues.
+        latency: Whether to time one client with and without the defense at the end.
+        checkpoint_every: Rounds between two checkpoints; a killed run repeats the rounds since the last.
+        command: How to run it again, for training.json.
+
+    Raises:
+        UsageError: Something cannot be carried out as asked, or ``out`` holds a run with other settings.
     """
-    raise NotYetSupported("federated training is being written")
+    if checkpoint_every < 1:
+        raise UsageError(f"checkpoint_every is {checkpoint_every}; it must be at least 1")
+    federation = build_federation(settings, dataset, test)
+    with contextlib.ExitStack() as stack:
+        run = _Run.start(federation)
+        if out is not None:
+            folder = TrainingFolder(out)
+            stack.enter_context(folder.lock())
+            run.open(folder, checkpoint_every, command, stack)
+        last = settings.rounds if stop_after is None else min(stop_after, settings.rounds)
+        while len(run.records) < last:
+            record = run.round()
+            run.keep(record)
+            if on_round is not None:
+                on_round(record)
+        return run.finish(measure_latency(federation) if latency and len(run.records) >= settings.rounds else None)
+
+
+@dataclass
+class _Run:
+    """The moving parts: server, control variates, what clients keep, and where it is written."""
+
+    federation: Federation
+    server: Server
+    scaffold: Scaffold | None
+    states: dict[int, Named] = field(default_factory=dict)
+    records: list[RoundRecord] = field(default_factory=list)
+    folder: TrainingFolder | None = None
+    identity: dict[str, Any] = field(default_factory=dict)
+    every: int = 1
+    command: str = ""
+    changed: set[int] = field(default_factory=set)
+
+    @classmethod
+    def start(cls, federation: Federation) -> _Run:
+        weights = tensors.detach(federation.learner.weights)
+        server = Server.start(federation.settings, weights, tensors.detach(federation.evaluator.buffers))
+        scaffolded = federation.settings.aggregation == "scaffold"
+        return cls(federation, server, Scaffold.start(weights, federation.settings.clients) if scaffolded else None)
+
+    def open(self, folder: TrainingFolder, every: int, command: str, stack: contextlib.ExitStack) -> None:
+        """Continue from a folder, or begin it."""
+        self.folder, self.every, self.command = folder, every, command
+        self.identity = _identity(self.federation)
+        found = folder.read(self.identity)
+        if found is not None:
+            checkpoint, self.records = found
+            if checkpoint.round > self.federation.settings.rounds:
+                raise UsageError(
+                    f"the run in {str(folder.out)!r} already has {checkpoint.round} rounds; ask for at least as many, or choose "
+                    "another folder with --out"
+                )
+            self._restore(checkpoint)
+            stack.enter_context(_threads(checkpoint.threads))
+        folder.begin(self.records)
+
+    def round(self) -> RoundRecord:
+        """Run one round: sample, train, receive, aggregate, evaluate."""
+        started = time.perf_counter()
+        index, federation = len(self.records), self.federation
+        chosen = federation.sample(index)
+        sent, failed = self._collect(chosen, index)
+        client_seconds = time.perf_counter() - started
+        payloads = {client: result.payload for client, result in sent.items()}
+        reception = receive(
+            payloads,
+            federation.defense,
+            federation.spec,
+            round_index=index,
+            sizes={client: len(federation.parts[client]) for client in chosen},
+            buffers=self.server.buffers,
+        )
+        step = self.server.step(reception, federation.defense, federation.spec)
+        if self.scaffold is not None and step.accepted:
+            accepted = {client: reception.updates[client] for client in step.accepted}
+            self.scaffold = self.scaffold.after(accepted, federation.learner.settings)
+        self.server = step.server
+        self.changed |= {client for client in chosen if client in self.states}
+        reasons = {**failed, **step.refused}
+        accuracy, loss = self._evaluate(index)
+        return RoundRecord(
+            round=index + 1,
+            accuracy=accuracy,
+            loss=loss,
+            bytes_up=sum(tensor_bytes(payload) for payload in payloads.values()),
+            bytes_down=len(chosen) * self._bytes_down(),
+            client_seconds=round(client_seconds, 4),
+            seconds=round(time.perf_counter() - started, 4),
+            clients=tuple(chosen),
+            refused=len(reasons),
+            reasons={str(client): reasons[client] for client in sorted(reasons)},
+            counters=_counters([result.state for result in sent.values()]),
+            note=step.note,
+        )
+
+    def _collect(self, chosen: list[int], index: int) -> tuple[dict[int, ClientResult], dict[int, str]]:
+        sent: dict[int, ClientResult] = {}
+        failed: dict[int, str] = {}
+        for client in chosen:
+            try:
+                sent[client] = self._client(client, index)
+                self.states[client] = sent[client].state
+            except BadUpdate as error:
+                failed[client] = f"sent nothing: {error}"
+        return sent, failed
+
+    def _client(self, client: int, index: int) -> ClientResult:
+        federation = self.federation
+        batch = federation.batch(client, index)
+        return run_client(
+            federation.local_learner(self.server.weights, len(batch)),
+            batch,
+            federation.defense,
+            federation.seed.child("client", client),
+            state=self.states.get(client),
+            round_index=index,
+            public=federation.public,
+            local=LocalTraining(
+                correction=self.scaffold.correction(client) if self.scaffold else None,
+                buffers={name: self.server.buffers[name] for name in federation.tracked},
+            ),
+        )
+
+    def _evaluate(self, index: int) -> tuple[float | None, float | None]:
+        settings = self.federation.settings
+        if (index + 1) % settings.evaluate_every and index + 1 != settings.rounds:
+            return None, None
+        return self.federation.evaluate(self.server.weights, self.server.buffers)
+
+    def _bytes_down(self) -> int:
+        """Weights and running statistics, and for SCAFFOLD the server's control variate."""
+        control = sum(v.numel() * v.element_size() for v in self.scaffold.server.values()) if self.scaffold else 0
+        return self.federation.dense_bytes + control
+
+    def keep(self, record: RoundRecord) -> None:
+        """Note a round, and write it down where there is a folder."""
+        self.records.append(record)
+        if self.folder is None:
+            return
+        self.folder.append(record)
+        if len(self.records) % self.every == 0 or len(self.records) == self.federation.settings.rounds:
+            self._save()
+        self.folder.write_summary(self._summary(self._result(None)))
+
+    def finish(self, latency: Latency | None) -> TrainingResult:
+        result = self._result(latency)
+        if self.folder is not None:
+            if self.changed:
+                self._save()
+            self.folder.write_model({**result.weights, **result.buffers})
+            self.folder.write_summary(self._summary(result))
+        return result
+
+    def _result(self, latency: Latency | None) -> TrainingResult:
+        return TrainingResult(
+            settings=self.federation.settings,
+            rounds=tuple(self.records),
+            weights=self.server.weights,
+            buffers=self.server.buffers,
+            seconds=sum(record.seconds for record in self.records),
+            data=self.federation.describe_data(),
+            latency=latency,
+            dense_bytes=self.federation.dense_bytes,
+        )
+
+    def _summary(self, result: TrainingResult) -> dict[str, Any]:
+        return summary_of(result, _provenance(result.settings), version=__version__, command=self.command)
+
+    def _save(self) -> None:
+        assert self.folder is not None
+        server = {f"weights/{name}": value for name, value in self.server.weights.items()}
+        server |= {f"buffers/{name}": value for name, value in self.server.buffers.items()}
+        for kind, values in self.server.memory.items():
+            server |= {f"memory/{kind}/{name}": value for name, value in values.items()}
+        if self.scaffold is not None:
+            server |= {f"control/{name}": value for name, value in self.scaffold.server.items()}
+        controls = self.scaffold.own if self.scaffold is not None else {}
+        checkpoint = Checkpoint(len(self.records), server, self.states, controls, torch.get_num_threads())
+        self.folder.save(checkpoint, sorted(self.changed), self.identity)
+        self.changed = set()
+
+    def _restore(self, checkpoint: Checkpoint) -> None:
+        device = self.federation.inputs.device
+
+        def part(prefix: str) -> Named:
+            own = {n.removeprefix(prefix): v for n, v in checkpoint.server.items() if n.startswith(prefix)}
+            return tensors.to(own, device)
+
+        memory = {kind: part(f"memory/{kind}/") for kind in ("momentum", "mean", "square")}
+        self.server = Server.start(self.federation.settings, part("weights/"), part("buffers/")).remembering(memory)
+        self.states = {client: tensors.to(state, device) for client, state in checkpoint.states.items()}
+        if self.scaffold is not None:
+            own = {client: tensors.to(control, device) for client, control in checkpoint.controls.items()}
+            self.scaffold = Scaffold(self.scaffold.clients, part("control/"), own)
+
+
+def _counters(states: list[Named]) -> dict[str, float]:
+    """Return the mean over clients of whatever their defenses count: whole numbers without axes in their state."""
+    sums: dict[str, list[int]] = {}
+    for state in states:
+        for name, value in state.items():
+            if value.ndim == 0 and not value.is_floating_point() and not value.is_complex():
+                sums.setdefault(name, []).append(int(value))
+    return {name: sum(values) / len(states) for name, values in sorted(sums.items())}
+
+
+def _identity(federation: Federation) -> dict[str, Any]:
+    """Return everything that decides the weights after a round; how many rounds there will be does not."""
+    from gradveil.audit.describe import code_version
+
+    settings = federation.settings
+    weights = hashlib.sha256(Path(settings.weights).expanduser().read_bytes()).hexdigest() if settings.weights else ""
+    return {
+        **{name: value for name, value in settings.as_dict().items() if name != "rounds"},
+        "training records": federation.train.digest()[:16],
+        "test records": federation.test.digest()[:16],
+        "content of weights": weights[:16],
+        "gradveil's code": code_version(),
+        "torch": torch.__version__,
+    }
+
+
+def _provenance(settings: FederationSettings) -> Mapping[str, Any]:
+    from gradveil.audit import describe
+
+    return {**describe._provenance(settings.seed, settings.device), "threads": torch.get_num_threads()}
+
+
+@contextlib.contextmanager
+def _threads(count: int) -> Iterator[None]:
+    """Use as many threads as the run began with: sums in another order are other bits."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(count)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)

@@ -95,6 +95,7 @@ class TrainingResult:
         seconds: Time of all rounds, those before a resumption included.
         data: What was trained and tested on, in plain values.
         latency: Where it was asked for.
+        dense_bytes: Of one update without any encoding.
     """
 
     settings: FederationSettings
@@ -104,6 +105,7 @@ class TrainingResult:
     seconds: float
     data: Mapping[str, Any] = field(default_factory=dict)
     latency: Latency | None = None
+    dense_bytes: int = 0
 
     @property
     def accuracies(self) -> list[float]:
@@ -144,7 +146,6 @@ class TrainingResult:
 def summary_of(result: TrainingResult, provenance: Mapping[str, Any], *, version: str, command: str) -> dict[str, Any]:
     """Return training.json of docs/results-format.md."""
     rounds = max(len(result.rounds), 1)
-    dense = sum(value.numel() * value.element_size() for value in (*result.weights.values(), *result.buffers.values()))
     return {
         "format": TRAINING_FORMAT,
         "version": version,
@@ -161,7 +162,7 @@ def summary_of(result: TrainingResult, provenance: Mapping[str, Any], *, version
             "down": result.bytes_down,
             "up_per_round": result.bytes_up / rounds,
             "down_per_round": result.bytes_down / rounds,
-            "dense_per_round": float(dense * _clients_per_round(result.rounds)),
+            "dense_per_round": result.dense_bytes * _clients_per_round(result.rounds),
         },
         "latency": result.latency.as_dict() if result.latency else None,
         "refused": result.refused,

@@ -115,7 +115,7 @@ class FederationSettings:
     def _check_together(self) -> None:
         if self.clients_per_round > self.clients:
             raise UsageError(
-                f"clients_per_round is {self.clients_per_round}, but there are {self.clients} clients; ask for at most {self.clients}"
+                f"clients_per_round is {self.clients_per_round}, but there are {self.clients} clients; ask for no more than those"
             )
         if self.local_steps == 0 and self.local_epochs == 0:
             raise UsageError("local_epochs and local_steps are both 0, so that clients would not train; set one of them")
@@ -138,7 +138,7 @@ class FederationSettings:
             learning_rate=self.learning_rate,
             momentum=self.momentum,
             batch_norm=self.batch_norm,
-            **counted,  # type: ignore[arg-type]
+            **counted,
         )
 
     def as_dict(self) -> dict[str, Any]:

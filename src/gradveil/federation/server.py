@@ -1,0 +1,214 @@
+"""The server: refuses what it cannot trust, aggregates the rest, and takes one step.
+
+One bad client never stops a round. Its payload is refused with a named error, the reason is kept beside its number, and the
+round goes on without it. Where nothing is left, or what is left cannot be aggregated, the weights stay as they are and the round
+says why.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import torch
+
+from gradveil.defenses.base import Defense
+from gradveil.errors import BadUpdate
+from gradveil.federation.aggregation import LayerWeights, aggregate, subtract
+from gradveil.federation.scaffold import zeros_like
+from gradveil.federation.settings import FederationSettings
+from gradveil.records import ModelSpec, Payload, Role, Update
+from gradveil.tensors import Named, check_finite
+
+__all__ = ["Reception", "Server", "Step", "receive"]
+
+FURTHEST = 2**31
+"""A counter that moves further than this in one round is a lie, or would soon overflow."""
+
+BETA_1, BETA_2, TAU = 0.9, 0.99, 1e-3
+"""Of FedAdam, as in Reddi et al., Adaptive Federated Optimization, 2021, https://arxiv.org/abs/2003.00295: no bias correction."""
+
+
+@dataclass(frozen=True, eq=False)
+class Reception:
+    """What arrived in one round.
+
+    Attributes:
+        payloads: Client to payload, of those accepted.
+        updates: Client to decoded update, of those accepted.
+        refused: Client to sentence, of those refused.
+    """
+
+    payloads: Mapping[int, Payload] = field(default_factory=dict)
+    updates: Mapping[int, Update] = field(default_factory=dict)
+    refused: Mapping[int, str] = field(default_factory=dict)
+
+
+def receive(
+    payloads: Mapping[int, Payload],
+    defense: Defense,
+    spec: ModelSpec,
+    *,
+    round_index: int,
+    sizes: Mapping[int, int] | None = None,
+    buffers: Named | None = None,
+) -> Reception:
+    """Validate and decode what clients sent, and refuse what is malformed or lies.
+
+    Args:
+        payloads: Client to payload.
+        defense: Knows how to decode.
+        spec: The model's names, shapes, precisions and roles.
+        round_index: The round that is being aggregated; payloads of another are refused.
+        sizes: Client to the number of records it registered with; who claims more is refused. None believes every count.
+        buffers: The global buffers, against which those of clients are checked.
+    """
+    good: dict[int, Payload] = {}
+    updates: dict[int, Update] = {}
+    refused: dict[int, str] = {}
+    for client, payload in payloads.items():
+        try:
+            updates[client] = _read(payload, defense, spec, round_index, None if sizes is None else sizes[client], buffers or {})
+            good[client] = payload
+        except BadUpdate as error:
+            refused[client] = str(error)
+    return Reception(good, updates, refused)
+
+
+def _read(
+    payload: Payload, defense: Defense, spec: ModelSpec, round_index: int, most_examples: int | None, buffers: Named
+) -> Update:
+    update = defense.decode(payload, spec)
+    if update.round != round_index:
+        raise BadUpdate(f"the payload is of round {update.round}, but this is round {round_index}")
+    if most_examples is not None and update.examples > most_examples:
+        raise BadUpdate(f"the payload claims {update.examples} examples, but the client registered with {most_examples}")
+    if update.weights.keys() != spec.named(Role.WEIGHT).keys():
+        raise BadUpdate("the decoded update does not have the model's weights")
+    # Finite factors may multiply to an infinity, so what was decoded is looked at again.
+    check_finite(update.weights, "the decoded update")
+    _check_buffers(update.buffers, spec, buffers)
+    return update
+
+
+def _check_buffers(sent: Named, spec: ModelSpec, buffers: Named) -> None:
+    """Refuse variances below zero, and counters that run backwards or away."""
+    floating = {name: value for name, value in sent.items() if spec.tensors[name].role is Role.BUFFER}
+    check_finite(floating, "the decoded buffers")
+    for name, value in sent.items():
+        if spec.tensors[name].role is Role.COUNTER:
+            if bool(((value > 0) | (value < -FURTHEST)).any()):
+                raise BadUpdate(f"the counter {name!r} runs backwards or too far; a round counts up by its local steps")
+        elif name.endswith("running_var") and name in buffers and bool((buffers[name] - value < 0).any()):
+            raise BadUpdate(f"the variances in {name!r} would be negative")
+
+
+@dataclass(frozen=True, eq=False)
+class Step:
+    """The outcome of aggregating one round.
+
+    Attributes:
+        server: The server after the round; the same one where nothing changed.
+        accepted: Clients that are part of the aggregate.
+        refused: Client to sentence, of all others that sent something.
+        note: Why nothing changed, or empty.
+    """
+
+    server: Server
+    accepted: tuple[int, ...]
+    refused: Mapping[int, str]
+    note: str = ""
+
+
+@dataclass(frozen=True, eq=False)
+class Server:
+    """The global model and the memory of the server's optimiser; pure, a step returns the next server.
+
+    Attributes:
+        weights: Trainable tensors.
+        buffers: Other tensors.
+        optimizer: ``sgd`` or ``adam``.
+        learning_rate: Step size along the aggregate.
+        momentum: For sgd.
+        memory: ``momentum``, or ``mean`` and ``square``; zeros where missing.
+    """
+
+    weights: Named
+    buffers: Named = field(default_factory=dict)
+    optimizer: str = "sgd"
+    learning_rate: float = 1.0
+    momentum: float = 0.0
+    memory: Mapping[str, Named] = field(default_factory=dict)
+
+    @classmethod
+    def start(cls, settings: FederationSettings, weights: Named, buffers: Named) -> Server:
+        """Return the server before the first round."""
+        return cls(weights, buffers, settings.server_optimizer, settings.server_learning_rate, settings.server_momentum)
+
+    def remembering(self, memory: Mapping[str, Named]) -> Server:
+        """Return the same server with another memory; empty parts are left out."""
+        return dataclasses.replace(self, memory={name: values for name, values in memory.items() if values})
+
+    def step(self, reception: Reception, defense: Defense, spec: ModelSpec) -> Step:
+        """Aggregate what was accepted and move along it."""
+        refused = dict(reception.refused)
+        try:
+            chosen, liars = _layer_weights(defense, reception.payloads)
+            refused |= liars
+            accepted = tuple(client for client in reception.updates if client not in liars)
+            total = aggregate([reception.updates[client] for client in accepted], spec, chosen)
+            return Step(self._moved(total), accepted, refused)
+        except BadUpdate as error:
+            return Step(self, (), refused, f"the weights stay as they were: {error}")
+
+    def _moved(self, total: Update) -> Server:
+        weights, memory = self._optimize(total.weights)
+        moved = dataclasses.replace(self, weights=weights, buffers=subtract(self.buffers, total.buffers), memory=memory)
+        check_finite(moved.weights, "the new global model")
+        for name, values in memory.items():
+            check_finite(values, f"the server's {name}")
+        return moved
+
+    def _optimize(self, direction: Named) -> tuple[Named, dict[str, Named]]:
+        rate = self.learning_rate
+        if self.optimizer == "adam":
+            mean, square = (self.memory.get(name) or zeros_like(direction) for name in ("mean", "square"))
+            mean = {n: BETA_1 * mean[n] + (1 - BETA_1) * d for n, d in direction.items()}
+            square = {n: BETA_2 * square[n] + (1 - BETA_2) * d.square() for n, d in direction.items()}
+            weights = {n: w - rate * mean[n] / (square[n].sqrt() + TAU) for n, w in self.weights.items()}
+            return weights, {"mean": mean, "square": square}
+        if self.momentum:
+            before = self.memory.get("momentum") or zeros_like(direction)
+            direction = {n: self.momentum * before[n] + d for n, d in direction.items()}
+            return {n: w - rate * direction[n] for n, w in self.weights.items()}, {"momentum": direction}
+        return {n: torch.sub(w, direction[n], alpha=rate) for n, w in self.weights.items()}, {}
+
+
+def _layer_weights(defense: Defense, payloads: Mapping[int, Payload]) -> tuple[Sequence[LayerWeights] | None, dict[int, str]]:
+    """Return the defense's aggregation weights, without the clients whose payload alone makes them impossible."""
+    if not payloads:
+        return None, {}
+    liars: dict[int, str] = {}
+    try:
+        chosen = defense.layer_weights(list(payloads.values()))
+        liars = dict(_impossible(zip(payloads, chosen or (), strict=chosen is not None)))
+        if not liars:
+            return chosen, liars
+    except BadUpdate:
+        for client, payload in payloads.items():
+            try:
+                defense.layer_weights([payload])
+            except BadUpdate as error:
+                liars[client] = str(error)
+    honest = [payload for client, payload in payloads.items() if client not in liars]
+    return defense.layer_weights(honest) if honest else None, liars
+
+
+def _impossible(chosen: Iterable[tuple[int, LayerWeights]]) -> Iterator[tuple[int, str]]:
+    for client, weights in chosen:
+        for name, value in weights.items():
+            if not (math.isfinite(value) and value >= 0):
+                yield client, f"its aggregation weight of {name!r} would be {value}"
+                break

@@ -1,0 +1,224 @@
+"""Before the first round: records dealt out to clients, the model as the defense adapts it, everything on its device."""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from gradveil.data import PARTITIONS, Dataset, load_data, public_images
+from gradveil.defenses import Defense, build_defense
+from gradveil.errors import UsageError
+from gradveil.federation.local_training import tracked_buffers
+from gradveil.federation.settings import FederationSettings
+from gradveil.learning import Learner, Loss, loss_by_name
+from gradveil.models import build_model
+from gradveil.models.batch_norm import batch_norm_layers
+from gradveil.randomness import Seed
+from gradveil.records import Batch, ModelSpec
+from gradveil.tensors import Named
+
+__all__ = ["Federation", "build_federation", "load_both"]
+
+PUBLIC = 32
+"""Public inputs a defense may use; see `gradveil.data.public_images`."""
+
+EVALUATION_BATCH = 512
+
+
+@dataclass(frozen=True, eq=False)
+class Federation:
+    """All that stays the same from round to round.
+
+    Attributes:
+        settings: As asked for.
+        train: The clients' records.
+        test: Records nobody trains on.
+        test_from: Where they come from, in words.
+        parts: Rows of ``train`` that each client owns.
+        defense: What every client runs.
+        learner: Local training at the first weights.
+        evaluator: The same model with running statistics, for evaluation.
+        task_loss: The loss without what the defense adds to it.
+        noise_shapes: Shape per example of each noise tensor an adapted model draws.
+        spec: What the server expects of an update.
+        tracked: Names of the running statistics that travel.
+        inputs: The training inputs on the device.
+        targets: The training targets on the device.
+        public: Public inputs on the device.
+    """
+
+    settings: FederationSettings
+    train: Dataset
+    test: Dataset
+    test_from: str
+    parts: tuple[tuple[int, ...], ...]
+    defense: Defense
+    learner: Learner
+    evaluator: Learner
+    task_loss: Loss
+    noise_shapes: dict[str, tuple[int, ...]]
+    spec: ModelSpec
+    tracked: tuple[str, ...]
+    inputs: Tensor
+    targets: Tensor
+    public: Tensor
+
+    @property
+    def seed(self) -> Seed:
+        """Root of all randomness."""
+        return Seed(self.settings.seed)
+
+    @property
+    def dense_bytes(self) -> int:
+        """Bytes of one update without any encoding."""
+        sent = [*self.learner.weights.values(), *(self.evaluator.buffers[name] for name in self.tracked)]
+        return sum(value.numel() * value.element_size() for value in sent)
+
+    def sample(self, round_index: int) -> list[int]:
+        """Draw the clients of a round; the draw depends on the seed and the round alone."""
+        random = self.seed.child("sampling").numpy("clients", round=round_index)
+        return sorted(int(c) for c in random.choice(self.settings.clients, self.settings.clients_per_round, replace=False))
+
+    def batch(self, client: int, round_index: int) -> Batch:
+        """Return a client's records in this round's order."""
+        rows = self.parts[client]
+        order = self.seed.child("order").numpy("records", client=client, round=round_index).permutation(len(rows))
+        chosen = [rows[place] for place in order]
+        if self.tracked and self.settings.minibatch and not self.settings.local_steps:
+            # One record has no variance: a last minibatch of one would stop BatchNorm. Another record is left out each round.
+            chosen = chosen[: len(chosen) - (len(chosen) % self.settings.minibatch == 1)]
+        index = torch.tensor(chosen, device=self.inputs.device)
+        return Batch(self.inputs[index], self.targets[index], tuple(self.train.records[row] for row in chosen))
+
+    def local_learner(self, weights: Named, examples: int) -> Learner:
+        """Return a client's learner at the global weights, with the shapes of the noise its model draws."""
+        settings = self.learner.settings
+        shape = (settings.steps(examples), examples)
+        # Only the shape is read, so nothing of that size is kept.
+        blank = next(iter(weights.values())).new_zeros(())
+        noise = {name: blank.expand(*shape, *own) for name, own in self.noise_shapes.items()}
+        return self.learner.replace(weights=weights, noise=noise)
+
+    @torch.no_grad()
+    def evaluate(self, weights: Named, buffers: Named) -> tuple[float, float]:
+        """Return accuracy and mean loss over the test records; noise an adapted model draws is left at its mean, zero."""
+        evaluator = self.evaluator.replace(buffers=buffers)
+        device = self.inputs.device
+        right, total = torch.zeros((), device=device, dtype=torch.int64), torch.zeros((), device=device, dtype=torch.float64)
+        for start in range(0, len(self.test), EVALUATION_BATCH):
+            inputs = self.test.inputs[start : start + EVALUATION_BATCH].to(device)
+            targets = self.test.targets[start : start + EVALUATION_BATCH].to(device)
+            noise = {name: inputs.new_zeros((len(inputs), *shape)) for name, shape in self.noise_shapes.items()}
+            outputs = evaluator.forward(weights, inputs, noise)
+            logits = outputs[0] if isinstance(outputs, tuple) else outputs
+            right += (logits.argmax(1) == targets).sum()
+            total += self.task_loss(logits, targets) * len(inputs)
+        return int(right) / len(self.test), float(total) / len(self.test)
+
+    def describe_data(self) -> dict[str, Any]:
+        """Return what was trained and tested on, in plain values."""
+        return {
+            "name": self.train.name,
+            "builtin": self.train.builtin,
+            "classes": self.train.classes,
+            "train": sum(len(part) for part in self.parts),
+            "test": len(self.test),
+            "test_from": self.test_from,
+            "client_sizes": [len(part) for part in self.parts],
+        }
+
+
+def build_federation(settings: FederationSettings, dataset: Dataset | None = None, test: Dataset | None = None) -> Federation:
+    """Load, deal out, build and check everything, before any training."""
+    train, test, test_from = load_both(settings, dataset, test)
+    defense = build_defense(settings.defense)
+    parts = PARTITIONS.build(settings.partition).split(train, settings.clients, Seed(settings.seed).child("partition"))
+    model = build_model(
+        settings.model,
+        input_shape=train.input_shape,
+        classes=train.classes,
+        seed=Seed(settings.seed).child("model"),
+        weights=settings.weights or None,
+    )
+    adapted = defense.adapt_model(model)
+    task_loss = loss_by_name(settings.loss)
+    loss = adapted.adapt_loss(task_loss) if adapted.adapt_loss else task_loss
+    device = torch.device(settings.device)
+    tracked = tuple(tracked_buffers(adapted.model)) if settings.batch_norm == "train" else ()
+    evaluator = Learner.of(adapted.model, loss, settings.training().replace(batch_norm="eval")).to(device)
+    if settings.batch_norm == "train" and batch_norm_layers(adapted.model):
+        _check_minibatches(settings, parts)
+    return Federation(
+        settings=settings,
+        train=train,
+        test=test,
+        test_from=test_from,
+        parts=tuple(tuple(part) for part in parts),
+        defense=defense,
+        learner=Learner.of(adapted.model, loss, settings.training()).to(device),
+        evaluator=evaluator,
+        task_loss=task_loss,
+        noise_shapes=dict(adapted.noise_shapes),
+        spec=ModelSpec.of(adapted.model),
+        tracked=tracked,
+        inputs=train.inputs.to(device),
+        targets=train.targets.to(device),
+        public=public_images(train.input_shape, PUBLIC, Seed(settings.seed).child("public")).to(device),
+    )
+
+
+def _check_minibatches(settings: FederationSettings, parts: list[list[int]]) -> None:
+    """Refuse batches of one record, which have no variance to normalise with."""
+    small = next((client for client, part in enumerate(parts) if len(part) < 2), None)
+    cure = "set batch_norm = 'eval', or use a model with GroupNorm"
+    if small is not None:
+        raise UsageError(f"client {small} has one record, and BatchNorm in train mode needs two; {cure}, or have fewer clients")
+    if settings.minibatch == 1:
+        raise UsageError(f"minibatch is 1, and BatchNorm in train mode needs at least two records; {cure}, or raise minibatch")
+
+
+def load_both(settings: FederationSettings, dataset: Dataset | None, test: Dataset | None) -> tuple[Dataset, Dataset, str]:
+    """Return training and test records, and where the latter come from: given, own split, held out."""
+    if dataset is None:
+        dataset = _load(settings)
+        test = test or _own_test_split(settings, dataset)
+        where = "own split"
+    else:
+        where = "given"
+    if test is None:
+        dataset, test = _hold_out(dataset, settings)
+        where = "held out"
+    if test.input_shape != dataset.input_shape:
+        raise UsageError(f"test records have shape {test.input_shape}, training records {dataset.input_shape}; give like ones")
+    if test.classes > dataset.classes:
+        raise UsageError(f"test records have {test.classes} classes, training records {dataset.classes}; give the same classes")
+    return dataset, test, where
+
+
+def _load(settings: FederationSettings, **more: Any) -> Dataset:
+    given: dict[str, Any] = {name: value for name, value in (("labels", settings.labels), ("scale", settings.scale)) if value}
+    return load_data(settings.data, **given, **more)
+
+
+def _own_test_split(settings: FederationSettings, dataset: Dataset) -> Dataset | None:
+    """Return the data's own test split, or None where it has none."""
+    if dataset.builtin or settings.labels:
+        return None
+    try:
+        return _load(settings, split="test", classes=dataset.classes)
+    except UsageError:
+        return None
+
+
+def _hold_out(dataset: Dataset, settings: FederationSettings) -> tuple[Dataset, Dataset]:
+    """Hold a random share of the records out, the same for every defense."""
+    held = round(len(dataset) * settings.test_share)
+    if not 0 < held < len(dataset):
+        raise UsageError(f"test_share = {settings.test_share} of {len(dataset)} records leaves nothing to train or to test on")
+    order = Seed(settings.seed).child("test").numpy("held out").permutation(len(dataset))
+    test, train = sorted(int(row) for row in order[:held]), sorted(int(row) for row in order[held:])
+    return dataset.take(train), dataclasses.replace(dataset.take(test), name=f"{dataset.name} (held out)")
