@@ -50,7 +50,7 @@ class Desk:
     Attributes:
         seed: Root of all randomness of the attack.
         budget: Most optimisation steps one recipe may spend.
-        execution: ``auto``, ``batched``, ``looped`` or ``compiled``.
+        execution: ``auto``, ``batched``, ``looped``, ``captured`` or ``compiled``.
         simulate: The client's defended code on the attacker's own data, where the defense is known.
         progress: Called with the number of candidate-steps done since the last call.
         random_defense: Whether the known defense draws randomness.

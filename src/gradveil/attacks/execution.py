@@ -1,7 +1,8 @@
-"""How candidates are mapped over one loss function: batched, looped or compiled, chosen by device and model size.
+"""How candidates are mapped over one loss function: batched, looped, captured or compiled, chosen by device and model size.
 
 Measured on two CPU cores with one thread and sixteen candidates (docs/measurements.md): a LeNet runs several times faster
-batched than looped, a ResNet-18 slower, because its weight gradients do not fit the cache. On a GPU batching always wins.
+batched than looped, a ResNet-18 slower, because its weight gradients do not fit the cache. On a GPU batching always wins, and
+the time then goes to launching kernels, not to running them; so a step is captured once as a CUDA graph and replayed.
 Compilation pays only where a program runs for minutes.
 """
 
@@ -15,17 +16,19 @@ import torch
 from torch import Tensor
 from torch.func import grad_and_value, vmap
 
+from gradveil.attacks.capture import Captured
 from gradveil.errors import UsageError
 from gradveil.tensors import Named
 
 __all__ = ["MODES", "Execution", "choose_execution"]
 
-MODES = ("auto", "batched", "looped", "compiled")
+MODES = ("auto", "batched", "looped", "captured", "compiled")
 Evaluate = Callable[[Tensor, Named], tuple[Tensor, Tensor]]
 
 CPU_BATCH_LIMIT = 300_000
 COMPILE_PAYS_CPU = 400_000
-COMPILE_PAYS_GPU = 100_000
+CAPTURE_PAYS = 10
+"""Steps from which recording a step is worth the three evaluations it costs."""
 
 
 @dataclass(frozen=True)
@@ -43,6 +46,8 @@ class Execution:
         together: Any = vmap(one)
         if self.mode == "compiled":
             together = torch.compile(together, dynamic=False)
+        if self.mode == "captured":
+            together = Captured(together)
         return lambda rows, constants: _chunked(together, rows, constants, self.chunk)
 
 
@@ -78,10 +83,11 @@ def choose_execution(wanted: str, device: torch.device, parameters: int, candida
     chunk = _chunk_size(device, parameters, candidates, examples)
     if wanted != "auto":
         return Execution(wanted, chunk)
-    if device.type == "cpu" and parameters > CPU_BATCH_LIMIT:
+    if device.type == "cuda":
+        return Execution("captured" if steps >= CAPTURE_PAYS else "batched", chunk)
+    if parameters > CPU_BATCH_LIMIT:
         return Execution("looped", 1)
-    pays = COMPILE_PAYS_CPU if device.type == "cpu" else COMPILE_PAYS_GPU
-    worth = candidates * steps >= pays and candidates % chunk == 0
+    worth = candidates * steps >= COMPILE_PAYS_CPU and candidates % chunk == 0
     return Execution("compiled" if worth else "batched", chunk)
 
 

@@ -142,7 +142,9 @@ def test_boxed_leaves_stay_inside_and_others_go_free() -> None:
     assert bool((outcome.leaves["free"] > 3).all())
 
 
-@pytest.mark.parametrize("execution", [Execution("looped", 1), Execution("batched", 3), Execution("batched", 2)], ids=str)
+@pytest.mark.parametrize(
+    "execution", [Execution("looped", 1), Execution("batched", 3), Execution("batched", 2), Execution("captured", 2)], ids=str
+)
 def test_modes_and_chunks_agree(execution: Execution) -> None:
     phase = torch.linspace(0, 2, 7, dtype=torch.float64)
     problem = Problem(bumpy, {"x": torch.full((7, 2), 0.3, dtype=torch.float64)}, {"phase": phase})
@@ -159,6 +161,10 @@ def test_execution_is_chosen_by_size() -> None:
     assert choose_execution("auto", CPU, 15_826, 16, 1, 400) == Execution("batched", 16)
     assert choose_execution("auto", CPU, 11_000_000, 16, 1, 400) == Execution("looped", 1)
     assert choose_execution("auto", CPU, 15_826, 64, 1, 10_000).mode == "compiled"
+    cuda = torch.device("cuda")
+    if torch.cuda.is_available():
+        assert choose_execution("auto", cuda, 15_826, 16, 1, 400).mode == "captured"
+        assert choose_execution("auto", cuda, 15_826, 16, 1, 1).mode == "batched"
     assert all(choose_execution(mode, CPU, 10**9, 1, 1, 1).mode == mode for mode in MODES if mode != "auto")
 
 
