@@ -41,7 +41,7 @@ class Cell:
         learning_rate: Of the local steps.
         known_labels: Whether the attacker is given the labels.
         steps: Cap on optimisation steps per recipe; 0 leaves the ensemble's own.
-        execution: ``auto``, ``batched``, ``looped``, ``compiled``.
+        execution: ``auto``, ``batched``, ``looped``, ``captured``, ``compiled``.
         device: ``cpu`` or ``cuda``.
     """
 
