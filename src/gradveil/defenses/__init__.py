@@ -11,6 +11,7 @@ from gradveil.defenses.gaussian_noise import GaussianNoise
 from gradveil.defenses.laplace_noise import LaplaceNoise
 from gradveil.defenses.learning_rate_perturbation import LearningRatePerturbation
 from gradveil.defenses.none import NoDefense
+from gradveil.defenses.percentile_noise import PercentileNoise
 from gradveil.defenses.pfgd import PFGD
 from gradveil.defenses.precode import PRECODE
 from gradveil.defenses.pruning import Pruning
@@ -34,6 +35,7 @@ __all__ = [
     "LaplaceNoise",
     "LearningRatePerturbation",
     "NoDefense",
+    "PercentileNoise",
     "Pruning",
     "State",
     "TopK",

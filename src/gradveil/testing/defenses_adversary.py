@@ -86,18 +86,24 @@ def exact_is_exact(defense: Defense, scene: Scene) -> None:
 
 
 def noise_is_as_told(defense: Defense, scene: Scene) -> None:
-    """Where the attacker says how strong the noise is, the truth leaves a residual of that size."""
-    observations = {seed: scene.observe(defense, seed, draw_batch(seed)) for seed in range(TRUTHS)}
-    told = observations[0].adversary.noise_std(observations[0])
-    if told is None:
-        raise NotApplicable("the attacker knows of no noise on the update")
-    squares, entries = 0.0, 0
-    for seed, observation in observations.items():
-        (evidence, variables), truth = _evidence(observation), draw_batch(seed)
+    """Where the attacker says how strong the noise is, the truth leaves a residual of that size.
+
+    Noise may depend on the data, so what is told for each update counts for that update.
+    """
+    expected, squares, entries = 0.0, 0.0, 0
+    for seed in range(TRUTHS):
+        truth = draw_batch(seed)
+        observation = scene.observe(defense, seed, truth)
+        told = observation.adversary.noise_std(observation)
+        if told is None:
+            require(entries == 0, "the attacker knows the noise of one update and not of another")
+            raise NotApplicable("the attacker knows of no noise on the update")
+        evidence, variables = _evidence(observation)
         replayed = observation.adversary.replay(scene.learner, truth.inputs, truth.targets, variables)
         for residual in observation.adversary.compare(evidence, replayed, variables).residuals().values():
             squares, entries = squares + float(residual.double().square().sum()), entries + residual.numel()
-    found = math.sqrt(squares / entries)
+            expected += told**2 * residual.numel()
+    told, found = math.sqrt(expected / entries), math.sqrt(squares / entries)
     require(0.8 < found / told < 1.25, f"the noise is said to be {told:.3g} per entry; at the truth it is {found:.3g}")
 
 
