@@ -16,7 +16,7 @@ from gradveil.report.results import Cell, Share, Summary
 from gradveil.report.svg import Scale, clip_lines, drawing, nice_ticks, tag
 from gradveil.report.verdict import bar_of
 
-__all__ = ["Axis", "frontier_chart", "identified_chart", "on_frontier", "strip"]
+__all__ = ["Axis", "frontier_chart", "identified_chart", "ladder_lines", "number_marks", "on_frontier", "strip"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -194,9 +194,9 @@ def frontier_chart(cells: Sequence[Cell], axis: Axis, ident: str) -> Markup:
     dots = [(spot, flag) for spot, flag in zip(spots, filled, strict=True) if spot is not None]
     return drawing(
         *_frontier_axes(x, y, ticks, axis),
-        *_ladders(cells, spots),
+        *ladder_lines(cells, spots),
         *(tag("circle", cx=spot[0], cy=spot[1], r=5, class_="front" if flag else "behind") for spot, flag in dots),
-        *_numbers(spots),
+        *number_marks(spots),
         width=360,
         height=300,
         ident=ident,
@@ -218,7 +218,8 @@ def _frontier_axes(x: Scale, y: Scale, ticks: Sequence[float], axis: Axis) -> li
     return drawn
 
 
-def _ladders(cells: Sequence[Cell], spots: Sequence[tuple[float, float] | None]) -> list[Markup]:
+def ladder_lines(cells: Sequence[Cell], spots: Sequence[tuple[float, float] | None]) -> list[Markup]:
+    """Join the rungs of each defense, from weak to strong."""
     families: dict[tuple[str, ...], list[tuple[int, tuple[float, float]]]] = {}
     for cell, spot in zip(cells, spots, strict=True):
         if spot is not None and cell.defense.rung is not None:
@@ -227,9 +228,9 @@ def _ladders(cells: Sequence[Cell], spots: Sequence[tuple[float, float] | None])
     return [tag("polyline", points=" ".join(f"{x:.1f},{y:.1f}" for _, (x, y) in line), class_="ladder") for line in lines]
 
 
-def _numbers(spots: Sequence[tuple[float, float] | None]) -> list[Markup]:
-    """Put each point's number at the first place around it that touches neither a point nor another number."""
-    taken = [spot for spot in spots if spot is not None]
+def number_marks(spots: Sequence[tuple[float, float] | None], others: Sequence[tuple[float, float]] = ()) -> list[Markup]:
+    """Put each point's number at the first place around it that touches no point, other mark or other number."""
+    taken = [*others, *(spot for spot in spots if spot is not None)]
     drawn = []
     for index, spot in enumerate(spots):
         if spot is None:

@@ -2,15 +2,32 @@
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
-__all__ = ["Fields", "Malformed"]
+__all__ = ["Fields", "Malformed", "read_json"]
 
 
 class Malformed(ValueError):
     """A file of the results folder that cannot be used; the message is the start of a sentence."""
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """Return the JSON object of a file.
+
+    Raises:
+        Malformed: It cannot be read, or holds something else.
+    """
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"), parse_constant=lambda _: None)
+    except (OSError, ValueError, RecursionError) as error:
+        raise Malformed(f"{path.name} cannot be read") from error
+    if not isinstance(found, dict):
+        raise Malformed(f"{path.name} holds no JSON object")
+    return found
 
 
 class Fields:
@@ -50,6 +67,12 @@ class Fields:
         if isinstance(value, str):
             return (value,)
         return tuple(str(item) for item in value) if isinstance(value, list) else ()
+
+    def numbers(self, name: str) -> tuple[float, ...]:
+        """Return a list of finite numbers; others are left out."""
+        value = self._values.get(name)
+        found = [Fields({name: item}, self.where).number(name) for item in value] if isinstance(value, list) else []
+        return tuple(number for number in found if number is not None)
 
     def flag(self, name: str) -> bool | None:
         """Return true, false, or ``None`` where neither is written."""

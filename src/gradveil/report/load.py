@@ -5,13 +5,13 @@ A cell that cannot be read counts as not done, and a note says so; a folder of a
 
 from __future__ import annotations
 
-import json
 import re
 from pathlib import Path
 from typing import Any
 
 from gradveil.errors import UsageError
-from gradveil.report.fields import Fields, Malformed
+from gradveil.report.fields import Fields, Malformed, read_json
+from gradveil.report.load_utility import load_utility
 from gradveil.report.results import (
     Attacker,
     Bar,
@@ -28,7 +28,7 @@ from gradveil.report.results import (
     Timing,
 )
 
-__all__ = ["load_results"]
+__all__ = ["check_format", "load_results", "without_folders"]
 
 RUN_FORMAT = "gradveil-run-1"
 CELL_FORMAT = "gradveil-cell-1"
@@ -50,7 +50,7 @@ def load_results(folder: Path, *, share: bool = False) -> Results:
         raise UsageError(f"there is no results folder {str(folder)!r}; `gradveil audit --out DIR` makes one")
     raw = _read_run(folder / "run.json")
     redact = share and raw.get("builtin_data") is not True
-    run = _run(Fields(_without_folders(raw) if redact else raw, "run.json"))
+    run = _run(Fields(without_folders(raw) if redact else raw, "run.json"))
     notes: list[str] = []
     cells = []
     for key in run.keys:
@@ -66,28 +66,19 @@ def load_results(folder: Path, *, share: bool = False) -> Results:
     return Results(run=run, cells=tuple(cells), notes=tuple(notes))
 
 
-def _read_json(path: Path) -> dict[str, Any]:
-    try:
-        found = json.loads(path.read_text(encoding="utf-8"), parse_constant=lambda _: None)
-    except (OSError, ValueError, RecursionError) as error:
-        raise Malformed(f"{path.name} cannot be read") from error
-    if not isinstance(found, dict):
-        raise Malformed(f"{path.name} holds no JSON object")
-    return found
-
-
 def _read_run(path: Path) -> dict[str, Any]:
     if not path.is_file():
         raise UsageError(f"{str(path.parent)!r} is no results folder: it has no run.json; `gradveil audit --out DIR` makes one")
     try:
-        raw = _read_json(path)
+        raw = read_json(path)
     except Malformed as error:
         raise UsageError(f"{str(path)!r} is damaged: no JSON object; run the same `gradveil audit` command again") from error
-    _check_format(path, raw.get("format"), RUN_FORMAT)
+    check_format(path, raw.get("format"), RUN_FORMAT)
     return raw
 
 
-def _check_format(path: Path, found: object, known: str) -> None:
+def check_format(path: Path, found: object, known: str) -> None:
+    """Refuse a file of another format than the one this version reads."""
     if found != known:
         raise UsageError(f"{str(path)!r} has format {found!r} and this gradveil reads {known!r}; use the version that wrote it")
 
@@ -100,9 +91,9 @@ def _load_cell(folder: Path, key: str, redact: bool, notes: list[str]) -> Cell |
     if not path.is_file():
         return None
     try:
-        raw = _read_json(path)
-        _check_format(path, raw.get("format"), CELL_FORMAT)
-        return _cell(Fields(_without_folders(raw) if redact else raw, path.name), folder, key, hide_labels=redact)
+        raw = read_json(path)
+        check_format(path, raw.get("format"), CELL_FORMAT)
+        return _cell(Fields(without_folders(raw) if redact else raw, path.name), folder, key, hide_labels=redact)
     except Malformed as error:
         notes.append(f"{error}, so this cell counts as not done; delete the file and the same command measures it again.")
         return None
@@ -170,7 +161,7 @@ def _cell(cell: Fields, folder: Path, key: str, *, hide_labels: bool) -> Cell:
         checks=tuple(_check(each) for each in cell.parts("checks")),
         bytes_up=sent.number("up"),
         bytes_dense=sent.number("dense"),
-        accuracy=_share(cell.part("utility").part("accuracy")),
+        utility=load_utility(cell.part("utility"), folder.parent / "utility"),
         timing=_timing(folder / f"{key}.timing.json"),
         pictures=pictures if pictures.is_file() else None,
     )
@@ -269,7 +260,7 @@ def _timing(path: Path) -> Timing:
     if not path.is_file():
         return Timing()
     try:
-        timing = Fields(_read_json(path), path.name)
+        timing = Fields(read_json(path), path.name)
     except Malformed:
         return Timing()
     return Timing(
@@ -284,16 +275,16 @@ QUOTED_PATH = re.compile(r"""(["'])(?:~|[A-Za-z]:)?[/\\][^"']*[/\\]""")
 BARE_PATH = re.compile(r"""(?:~|(?<![\w.:/\\~>…])[A-Za-z]:(?=\\)|(?<![\w.:/\\~>…]))[/\\](?:[^\s"'/\\]+[/\\])+""")
 
 
-def _without_folders(value: Any) -> Any:
+def without_folders(value: Any) -> Any:
     """Cut the folders from every absolute path, which may name a person, a project or a patient.
 
-    >>> _without_folders("gradveil audit --data /home/ada/ward-7/scans.npz --seed 0")
+    >>> without_folders("gradveil audit --data /home/ada/ward-7/scans.npz --seed 0")
     'gradveil audit --data …/scans.npz --seed 0'
     """
     if isinstance(value, dict):
-        return {_without_folders(key): _without_folders(item) for key, item in value.items()}
+        return {without_folders(key): without_folders(item) for key, item in value.items()}
     if isinstance(value, list):
-        return [_without_folders(item) for item in value]
+        return [without_folders(item) for item in value]
     if isinstance(value, str):
         return BARE_PATH.sub("…/", QUOTED_PATH.sub(r"\1…/", value))
     return value

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Callable
 from typing import Any
 
-from gradveil.report.results import Spread
+from gradveil.report.results import Estimate, Spread
 
 __all__ = [
     "MISSING",
+    "accuracy",
     "count",
     "db",
     "duration",
@@ -17,6 +19,8 @@ __all__ = [
     "ms",
     "percent",
     "plain_json",
+    "points",
+    "ratio",
     "significant",
     "size",
     "spread",
@@ -45,6 +49,34 @@ def interval(low: float | None, high: float | None) -> str:
     if low is None or high is None:
         return "interval not available"
     return f"{_percent_number(low)}–{_percent_number(high)}{NBSP}%"
+
+
+def accuracy(value: Estimate | None) -> str:
+    """Return an accuracy with its interval over seeds: ``87.3 % (85.1–89.5)``."""
+    return _estimate(value, lambda number: f"{100 * number:.1f}", f"{NBSP}%")
+
+
+def points(value: Estimate | None) -> str:
+    """Return a difference of accuracies in percentage points: ``−1.2 (−2.0 to −0.4)``."""
+    return _estimate(value, _signed, "", " to ")
+
+
+def ratio(value: Estimate | None) -> str:
+    """Return a ratio of accuracies: ``0.98 (0.95–1.01)``."""
+    return _estimate(value, lambda number: f"{number:.3f}", "")
+
+
+def _signed(value: float) -> str:
+    text = f"{100 * value:+.1f}"
+    return "0.0" if text in {"+0.0", "-0.0"} else text.replace("-", "−")
+
+
+def _estimate(value: Estimate | None, spell: Callable[[float], str], unit: str, between: str = "–") -> str:
+    if value is None:
+        return MISSING
+    if value.low is None or value.high is None or value.low == value.high:
+        return f"{spell(value.value)}{unit}"
+    return f"{spell(value.value)}{unit} ({spell(value.low)}{between}{spell(value.high)})"
 
 
 def significant(value: float | None, digits: int = 2) -> str:

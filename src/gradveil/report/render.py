@@ -19,9 +19,10 @@ from markupsafe import Markup
 
 from gradveil.errors import UsageError
 from gradveil.report import numbers, pictures, tables, verdict, words
-from gradveil.report.charts import Axis, frontier_chart, identified_chart, strip
+from gradveil.report.charts import Axis, frontier_chart, identified_chart, on_frontier, strip
 from gradveil.report.load import load_results
 from gradveil.report.results import Cell, Results
+from gradveil.report.utility_charts import curve_panels, decision_chart
 
 __all__ = ["render_report", "write_report"]
 
@@ -73,7 +74,20 @@ def _environment() -> Environment:
     made = Environment(
         loader=FileSystemLoader(TEMPLATES), autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
     )
-    for name in ("percent", "interval", "db", "size", "ms", "duration", "times", "spread", "plain_json"):
+    for name in (
+        "percent",
+        "interval",
+        "db",
+        "size",
+        "ms",
+        "duration",
+        "times",
+        "spread",
+        "plain_json",
+        "accuracy",
+        "points",
+        "ratio",
+    ):
         made.filters[name] = getattr(numbers, name)
     made.filters["sentence"] = words.sentence
     made.filters["spaced"] = lambda text: str(text).replace("_", " ")
@@ -141,6 +155,7 @@ def _details(headline: verdict.Headline, results: Results, private: bool, show_p
         "settings": [_setting(setting, varying, index) for index, setting in enumerate(settings)],
         "judged": judged,
         "frontiers": _frontiers(judged),
+        **_decision(judged),
         "heat_maps": tables.heat_maps(results.cells, names),
         "records": rows[:MOST_RECORDS],
         "record_count": len(rows),
@@ -163,17 +178,30 @@ def _setting(setting: verdict.Setting, varying: Sequence[str], index: int) -> di
     }
 
 
+def _decision(judged: Sequence[Cell]) -> dict[str, Any]:
+    """Return privacy beside utility, for the leading setting; empty where no training was asked for."""
+    trained = [cell.utility for cell in judged if cell.utility is not None]
+    if not trained:
+        return {"decision": None}
+    values = [cell.accuracy.value if cell.accuracy else None for cell in judged]
+    leaks = [cell.selected.identified.high for cell in judged]
+    return {
+        "decision": {
+            "wide": decision_chart(judged),
+            "narrow": decision_chart(judged, narrow=True),
+            "front": on_frontier(values, leaks, lower_is_better=False),
+            "panels": curve_panels(judged),
+            "words": words.utility_words(trained[0].settings),
+            "seeds": max(each.accuracy.n for each in trained),
+            "chance": trained[0].chance,
+        }
+    }
+
+
 def _frontiers(judged: Sequence[Cell]) -> list[dict[str, Any]]:
     axes = [
         Axis(name="client time", label="client time, × undefended", values=tuple(cell.timing.ratio for cell in judged)),
         Axis(name="bytes sent", label="bytes sent, × undefended", values=tuple(cell.bytes_ratio for cell in judged)),
-        Axis(
-            name="accuracy",
-            label="accuracy",
-            values=tuple(cell.accuracy.value if cell.accuracy else None for cell in judged),
-            lower_is_better=False,
-            as_percent=True,
-        ),
     ]
     shown = [axis for axis in axes if tables.spread_out(axis.values)]
     return [{"axis": axis, "chart": frontier_chart(judged, axis, f"frontier-{axis.name.replace(' ', '-')}")} for axis in shown]

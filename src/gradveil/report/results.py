@@ -15,7 +15,9 @@ __all__ = [
     "Bar",
     "Cell",
     "Check",
+    "Curve",
     "Defense",
+    "Estimate",
     "Record",
     "Results",
     "Run",
@@ -24,6 +26,7 @@ __all__ = [
     "Summary",
     "Threat",
     "Timing",
+    "Utility",
 ]
 
 
@@ -152,6 +155,73 @@ class Timing:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Estimate:
+    """A mean over paired seeds; no interval where there is one seed only."""
+
+    value: float
+    low: float | None = None
+    high: float | None = None
+    n: int = 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Curve:
+    """How one training went: accuracy by round, and what it took."""
+
+    seed: int | None
+    rounds: tuple[int, ...]
+    accuracy: tuple[float, ...]
+    client_seconds: float | None = None
+    latency: float | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Utility:
+    """What trainings with a defense found, beside those without it.
+
+    Attributes:
+        accuracy: Of the trained model on records it was not trained on.
+        undefended: The same without the defense.
+        difference: Defended minus undefended, by paired seeds.
+        pmm: Defended over undefended, by paired seeds.
+        chance: Accuracy of always naming the most frequent class.
+        bytes_up: From clients to the server, mean over seeds.
+        bytes_down: From the server to clients.
+        undefended_up: The same without the defense.
+        undefended_down: The same without the defense.
+        time_ratio: Time of a client's round over that without the defense.
+        settings: How the federation trained.
+        curves: One per seed.
+    """
+
+    accuracy: Estimate
+    undefended: Estimate | None = None
+    difference: Estimate | None = None
+    pmm: Estimate | None = None
+    chance: float | None = None
+    bytes_up: float | None = None
+    bytes_down: float | None = None
+    undefended_up: float | None = None
+    undefended_down: float | None = None
+    time_ratio: float | None = None
+    settings: Mapping[str, Any]
+    curves: tuple[Curve, ...] = ()
+
+    @property
+    def up_ratio(self) -> float | None:
+        """Bytes sent by clients, relative to training without a defense."""
+        return None if self.bytes_up is None or not self.undefended_up else self.bytes_up / self.undefended_up
+
+    @property
+    def total_ratio(self) -> float | None:
+        """Bytes in both directions, relative to training without a defense."""
+        if self.bytes_up is None or self.bytes_down is None or self.undefended_up is None or self.undefended_down is None:
+            return None
+        without = self.undefended_up + self.undefended_down
+        return (self.bytes_up + self.bytes_down) / without if without else None
+
+
+@dataclass(frozen=True, kw_only=True)
 class Cell:
     """One cell of the plan's grid, measured."""
 
@@ -176,7 +246,7 @@ class Cell:
     checks: tuple[Check, ...]
     bytes_up: float | None
     bytes_dense: float | None
-    accuracy: Share | None
+    utility: Utility | None
     timing: Timing
     pictures: Path | None
 
@@ -199,6 +269,23 @@ class Cell:
     def bytes_ratio(self) -> float | None:
         """Bytes sent, relative to the dense update."""
         return None if self.bytes_up is None or not self.bytes_dense else self.bytes_up / self.bytes_dense
+
+    @property
+    def accuracy(self) -> Estimate | None:
+        """Accuracy after training with the defense, where it was measured."""
+        return self.utility.accuracy if self.utility is not None else None
+
+    @property
+    def time_ratio(self) -> float | None:
+        """Client time relative to no defense: of a whole local training where there was one, else of one update."""
+        trained = self.utility.time_ratio if self.utility is not None else None
+        return self.timing.ratio if trained is None else trained
+
+    @property
+    def sent_ratio(self) -> float | None:
+        """Bytes sent relative to no defense: of whole trainings where there were some, else of one update."""
+        trained = self.utility.up_ratio if self.utility is not None else None
+        return self.bytes_ratio if trained is None else trained
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
-from gradveil.report.numbers import NBSP, count, db, interval, ms, percent, size, times
-from gradveil.report.results import Cell, Results
+from gradveil.report.numbers import NBSP, accuracy, count, db, interval, ms, percent, points, size, times
+from gradveil.report.results import Cell, Results, Utility
 from gradveil.report.verdict import Headline, Status, bar_of, closer_than_null, status_of
 
 __all__ = [
@@ -22,6 +23,7 @@ __all__ = [
     "setting_words",
     "threat_sentences",
     "trust",
+    "utility_words",
 ]
 
 NULLS = {
@@ -119,13 +121,32 @@ def costs(cell: Cell, undefended: Cell | None) -> list[tuple[str, str]]:
     if cell.timing.defense_ms is not None:
         against = f", {times(cell.timing.ratio)} undefended" if cell.timing.ratio is not None else ""
         taken = f"{ms(cell.timing.defense_ms)}{against}"
-    accuracy = "not measured in this run"
-    if cell.accuracy is not None:
-        share = cell.accuracy
-        accuracy = f"{percent(share.value)} ({interval(share.low, share.high)}, n{NBSP}={NBSP}{share.n})"
-        if undefended is not None and undefended.accuracy is not None:
-            accuracy += f"; undefended {percent(undefended.accuracy.value)}"
-    return [("Bytes per update", sent), ("Client time per update", taken), ("Accuracy", accuracy)]
+    trained = "not measured in this run"
+    if cell.utility is not None:
+        trained = _accuracy_words(cell.utility)
+        if cell.utility.time_ratio is not None:
+            taken += f"; {times(cell.utility.time_ratio)} for a whole local training"
+    return [("Bytes per update", sent), ("Client time per update", taken), ("Accuracy", trained)]
+
+
+def _accuracy_words(utility: Utility) -> str:
+    told = f"{accuracy(utility.accuracy)}, {count(utility.accuracy.n, 'seed')}"
+    if utility.undefended is not None:
+        told += f"; undefended {accuracy(utility.undefended)}"
+    if utility.difference is not None:
+        told += f"; {points(utility.difference)} points by paired seeds"
+    return told
+
+
+def utility_words(settings: Mapping[str, Any]) -> str:
+    """Say how the federation trained that accuracy, bytes and time come from."""
+
+    def value(name: str) -> str:
+        return str(settings.get(name, "?"))
+
+    every = f"{value('clients_per_round')} of {value('clients')} clients in each of {value('rounds')} rounds"
+    local = f"{value('local_epochs')} local epochs, minibatches of {value('minibatch')}, learning rate {value('learning_rate')}"
+    return f"{every}, records dealt out {value('partition')}, {local}, {value('aggregation')}"
 
 
 def trust(headline: Headline, results: Results) -> Trust:

@@ -11,6 +11,7 @@ import io
 import itertools
 import json
 import math
+import statistics
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
@@ -39,17 +40,19 @@ class Example:
     bytes_up: int = 63304
     defense_ms: float = 2.9
     checks: list[dict[str, str]] = field(default_factory=list)
+    accuracy: float = 0.84
+    time: float = 1.0
 
 
 DEFENSES = (
     Example("none", 15, None, 31.0),
-    Example("gaussian_noise(std=0.001)", 13, 15, 27.4, 1, 3, defense_ms=3.0),
-    Example("gaussian_noise(std=0.01)", 5, 9, 18.2, 2, 3, defense_ms=3.1),
-    Example("gaussian_noise(std=0.1)", 1, 1, 10.9, 3, 3, defense_ms=3.1),
-    Example("top_k(keep=0.3)", 12, 15, 26.0, 1, 3, 37900, 3.6),
-    Example("top_k(keep=0.1)", 6, 13, 22.5, 2, 3, 12700, 3.5),
-    Example("top_k(keep=0.01)", 2, 4, 13.4, 3, 3, 1290, 3.4),
-    Example("clipping(bound=1.0) + gaussian_noise(std=0.05)", 1, 2, 11.6, defense_ms=3.4),
+    Example("gaussian_noise(std=0.001)", 13, 15, 27.4, 1, 3, defense_ms=3.0, accuracy=0.838, time=1.04),
+    Example("gaussian_noise(std=0.01)", 5, 9, 18.2, 2, 3, defense_ms=3.1, accuracy=0.81, time=1.05),
+    Example("gaussian_noise(std=0.1)", 1, 1, 10.9, 3, 3, defense_ms=3.1, accuracy=0.31, time=1.05),
+    Example("top_k(keep=0.3)", 12, 15, 26.0, 1, 3, 37900, 3.6, accuracy=0.836, time=1.2),
+    Example("top_k(keep=0.1)", 6, 13, 22.5, 2, 3, 12700, 3.5, accuracy=0.829, time=1.19),
+    Example("top_k(keep=0.01)", 2, 4, 13.4, 3, 3, 1290, 3.4, accuracy=0.74, time=1.17),
+    Example("clipping(bound=1.0) + gaussian_noise(std=0.05)", 1, 2, 11.6, defense_ms=3.4, accuracy=0.69, time=1.3),
 )
 FAIL = {
     "name": "matching_loss_fell",
@@ -207,6 +210,74 @@ def cell(example: Example, key: str, settings: dict[str, Any], owners: bool = Fa
     }
 
 
+def training_key(example: Example, seed: int) -> str:
+    """Return the key of a made-up training."""
+    return hashlib.sha256(f"{example.spelling}|{seed}".encode()).hexdigest()[:16]
+
+
+def write_training(folder: Path, example: Example, seed: int, rounds: int = 20) -> dict[str, Any]:
+    """Write one training as the results format has it, and return its record."""
+    top = example.accuracy + 0.01 * math.sin(7 * seed)
+    looks = [round(top - (top - 0.1) * math.exp(-i / 5) + 0.004 * math.sin(3 * i + seed), 4) for i in range(1, rounds + 1)]
+    sent = 5 * example.bytes_up
+    record = {
+        "format": "gradveil-utility-1",
+        "key": training_key(example, seed),
+        "training": {"data": "/home/ada/ward-7/scans.npz", "defense": example.spelling, "seed": seed, "rounds": rounds},
+        "chance": 0.12,
+        "final_accuracy": looks[-1],
+        "best_accuracy": max(looks),
+        "bytes": {"up": sent * rounds, "down": 5 * 63304 * rounds},
+        "rounds": [
+            {
+                "round": i + 1,
+                "accuracy": look,
+                "loss": 1.0,
+                "bytes_up": sent,
+                "bytes_down": 5 * 63304,
+                "refused": 0,
+                "counters": {},
+            }
+            for i, look in enumerate(looks)
+        ],
+    }
+    room = folder / "utility"
+    room.mkdir(exist_ok=True)
+    (room / f"{record['key']}.json").write_text(json.dumps(record))
+    latency = {"defended_ms": 10 * example.time, "undefended_ms": 10.0, "ratio": example.time}
+    timing = {"key": record["key"], "seconds": 9.0, "client_seconds": [0.4] * rounds, "latency": latency}
+    (room / f"{record['key']}.timing.json").write_text(json.dumps(timing))
+    return record
+
+
+def estimate(values: Sequence[float]) -> dict[str, Any]:
+    """Return a mean over seeds with its t interval for three of them."""
+    mean = statistics.fmean(values)
+    half = 4.303 * statistics.stdev(values) / len(values) ** 0.5 if len(values) > 1 else None
+    low, high = (None, None) if half is None else (mean - half, mean + half)
+    return {"value": mean, "low": low, "high": high, "n": len(values), "per_seed": list(values)}
+
+
+def utility(folder: Path, example: Example, seeds: int) -> dict[str, Any]:
+    """Write the trainings of a defense and those they are paired with, and return the cell's utility."""
+    bare = [write_training(folder, DEFENSES[0], seed) for seed in range(seeds)]
+    own = [write_training(folder, example, seed) for seed in range(seeds)]
+    pairs = [(a["final_accuracy"], b["final_accuracy"]) for a, b in zip(own, bare, strict=True)]
+    return {
+        "settings": {"rounds": 20, "clients": 10, "clients_per_round": 5, "partition": "iid", "local_epochs": 1, "seeds": seeds}
+        | {"minibatch": 16, "learning_rate": 0.1, "aggregation": "fedavg", "test_share": 0.2, "evaluate_every": 1},
+        "seeds": list(range(seeds)),
+        "trainings": [each["key"] for each in own],
+        "baseline": [each["key"] for each in bare],
+        "accuracy": estimate([a for a, _ in pairs]),
+        "undefended": estimate([b for _, b in pairs]),
+        "difference": estimate([a - b for a, b in pairs]),
+        "pmm": estimate([a / b for a, b in pairs]),
+        "chance": 0.12,
+        "bytes": {**own[0]["bytes"], "undefended_up": bare[0]["bytes"]["up"], "undefended_down": bare[0]["bytes"]["down"]},
+    }
+
+
 SETTINGS: dict[str, Any] = {
     "data": "photos",
     "model": "lenet",
@@ -280,6 +351,7 @@ def make_results(
     missing: int = 0,
     without_pictures: Sequence[int] = (),
     side: int = 32,
+    seeds: int = 0,
 ) -> Path:
     """Write a results folder and return it.
 
@@ -293,6 +365,7 @@ def make_results(
         missing: How many cells at the end of the plan are not done.
         without_pictures: Positions of cells whose npz is missing.
         side: Height and width of the pictures.
+        seeds: Trainings per defense behind its utility; 0 measures none.
     """
     cells = folder / "cells"
     cells.mkdir(parents=True, exist_ok=True)
@@ -302,7 +375,9 @@ def make_results(
     for i, (key, (settings, example)) in enumerate(zip(keys, plan, strict=True)):
         if i >= len(plan) - missing:
             break
-        (cells / f"{key}.json").write_text(json.dumps(cell(_weaken(example, settings), key, settings, owners)))
+        made = cell(_weaken(example, settings), key, settings, owners)
+        made |= {"utility": utility(folder, example, seeds)} if seeds else {}
+        (cells / f"{key}.json").write_text(json.dumps(made))
         timing = {"key": key, "seconds": 21.4, "attack_steps": 16000, "steps_per_second": 900.0, "peak_memory_mb": 900}
         timing |= {"defense_ms": example.defense_ms, "undefended_ms": 2.9}
         (cells / f"{key}.timing.json").write_text(json.dumps(timing))
@@ -343,4 +418,4 @@ def _weaken(example: Example, settings: dict[str, Any]) -> Example:
 
 
 if __name__ == "__main__":
-    make_results(Path(sys.argv[1]))
+    make_results(Path(sys.argv[1]), seeds=3)

@@ -200,18 +200,6 @@ def test_a_grid_gets_a_heat_map_and_one_chart_per_setting(tmp_path: Path) -> Non
     assert page.read_text(encoding="utf-8").count('class="chart wide-only"') == len(GRID)
 
 
-def test_accuracy_becomes_an_axis_when_it_was_measured(tmp_path: Path) -> None:
-    make_results(tmp_path)
-    assert "against accuracy" not in read(write_report(tmp_path)).text
-    for i, key in enumerate(json.loads((tmp_path / "run.json").read_text())["cells"]):
-        path = tmp_path / "cells" / f"{key}.json"
-        value = 0.62 - 0.05 * i
-        share = {"value": value, "low": value - 0.02, "high": value + 0.02, "count": 0, "n": 2000}
-        path.write_text(json.dumps({**json.loads(path.read_text()), "utility": {"accuracy": share}}))
-    text = read(write_report(tmp_path)).text
-    assert "against accuracy" in text and "undefended 62 %" in text
-
-
 def test_costs_are_told_where_they_make_no_chart(tmp_path: Path) -> None:
     text = read(write_report(make_results(tmp_path, defenses=[DEFENSES[0], replace(DEFENSES[3], defense_ms=2.9)]))).text
     assert "Privacy against cost" in text and "against client time" not in text and "63.3 kB" in text
