@@ -12,6 +12,7 @@ from gradveil.cli.init import init
 from gradveil.cli.list import list_methods
 from gradveil.cli.report import report
 from gradveil.cli.show import show
+from gradveil.cli.train import train
 from gradveil.cli.version import print_version, version
 
 __all__ = ["app"]
@@ -42,6 +43,7 @@ def start(
 
 
 app.command()(audit)
+app.command()(train)
 app.command()(init)
 app.command(name="list")(list_methods)
 app.command()(show)

@@ -46,6 +46,7 @@ def train(
     test: Dataset | None = None,
     out: Path | None = None,
     on_round: Callable[[RoundRecord], None] | None = None,
+    on_start: Callable[[int], None] | None = None,
     stop_after: int | None = None,
     latency: bool = False,
     checkpoint_every: int = 1,
@@ -59,6 +60,7 @@ def train(
         test: Test records, where they are already loaded; without them the data's own test split, or a share of it, is held out.
         out: Folder to keep results in and to continue from; None keeps nothing on disk.
         on_round: Told after every round.
+        on_start: Told the rounds already done, once everything is loaded and checked.
         stop_after: Stop after this many rounds in all; the same folder continues.
         latency: Whether to time one client with and without the defense at the end.
         checkpoint_every: Rounds between two checkpoints; a killed run repeats the rounds since the last.
@@ -76,6 +78,8 @@ def train(
             folder = TrainingFolder(out)
             stack.enter_context(folder.lock())
             run.open(folder, checkpoint_every, command, stack)
+        if on_start is not None:
+            on_start(len(run.records))
         last = settings.rounds if stop_after is None else min(stop_after, settings.rounds)
         while len(run.records) < last:
             record = run.round()
