@@ -13,13 +13,14 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+from torch.func import vmap
 
 from gradveil.adversary import MASK, OBSERVED, OpenAdversary, prefixed, with_prefix
 from gradveil.attacks.base import Desk
 from gradveil.errors import UsageError, suggest
 from gradveil.learning.learner import Learner
 from gradveil.records import AdversaryModel, Comparison, Knowledge, Observation
-from gradveil.tensors import Named
+from gradveil.tensors import Named, stack
 
 __all__ = ["STANCES", "StraightThrough", "ZeroMask", "adversary_for", "stances_for"]
 
@@ -27,6 +28,7 @@ STANCES = ("plain", "informed", "straight_through", "averaged", "zero_mask")
 OFFSET = "offset/"
 DRAWS = 4
 REFRESH_EVERY = 25
+MOST_ENTRIES = 16_000_000
 
 
 @dataclass(frozen=True)
@@ -61,15 +63,23 @@ class StraightThrough(OpenAdversary):
         return Comparison({n: v + offset[n] for n, v in simulated.items()}, prefixed(evidence, OBSERVED))
 
     def offsets(self, learners: tuple[Learner, ...], inputs: Tensor, targets: Tensor, desk: Desk, step: int) -> list[Named]:
-        """Return, per round, the mean over draws of (defended update - raw update) for one candidate's dummies."""
+        """Return, per round and candidate (leading axis), the mean over draws of defended minus raw update of its dummies."""
         if desk.simulate is None:
             return [{} for _ in learners]
-        raw = [learner.update(inputs, targets) for learner in learners]
-        total = [{n: torch.zeros_like(v) for n, v in update.items()} for update in raw]
+        total = [{n: -v for n, v in _raw_updates(learner, inputs, targets).items()} for learner in learners]
         for draw in range(self.draws):
-            defended = desk.simulate(inputs, targets, step * self.draws + draw)
-            total = [{n: v + d[n] / self.draws for n, v in t.items()} for t, d in zip(total, defended, strict=True)]
-        return [{n: (v - r[n]).detach() for n, v in t.items()} for t, r in zip(total, raw, strict=True)]
+            # The client's own code is not made for vmap, so it runs candidate by candidate.
+            rows = [desk.simulate(x, y, step * self.draws + draw) for x, y in zip(inputs, targets, strict=True)]
+            for index, so_far in enumerate(total):
+                defended = stack([row[index] for row in rows])
+                total[index] = {n: v + defended[n] / self.draws for n, v in so_far.items()}
+        return [{n: v.detach() for n, v in each.items()} for each in total]
+
+
+def _raw_updates(learner: Learner, inputs: Tensor, targets: Tensor) -> Named:
+    """Return the undefended updates of all candidates, a few at a time: each holds a gradient as large as the model."""
+    few = max(1, MOST_ENTRIES // max(1, learner.parameters))
+    return dict(vmap(learner.update, chunk_size=few)(inputs, targets))
 
 
 def adversary_for(stance: str, observation: Observation) -> AdversaryModel:

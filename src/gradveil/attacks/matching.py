@@ -17,6 +17,7 @@ from gradveil.attacks.base import Desk
 from gradveil.attacks.execution import Execution, choose_execution
 from gradveil.attacks.labels import recover_labels
 from gradveil.attacks.loop import Outcome, Problem, Refresh, optimise
+from gradveil.attacks.matrix_convolution import with_matrix_convolutions
 from gradveil.attacks.objectives import OBJECTIVES
 from gradveil.attacks.optimisers import LBFGS, Adam
 from gradveil.attacks.priors import energy, total_variation
@@ -138,6 +139,8 @@ def run_recipe(recipe: Recipe, observations: Sequence[Observation], desk: Desk) 
     adversary = adversary_for(recipe.stance, first)
     smooth = recipe.smooth_relu and bool(recipe.matching) and has_relu(first.learner)
     learners = tuple(smooth_learner(learner) if smooth else learner for learner in first.learners)
+    if next(iter(first.learner.weights.values())).device.type == "cuda":
+        learners = tuple(with_matrix_convolutions(learner) for learner in learners)
     matching = _Matching(recipe, learners, adversary, adversary.noise_std(first), smooth)
     steps = desk.steps(recipe.steps)
     leaves, constants = _stack(recipe, adversary, observations, desk, smooth)
@@ -270,13 +273,9 @@ def _refresher(
 def _offsets(
     through: StraightThrough, learners: tuple[Learner, ...], leaves: Named, constants: Named, desk: Desk, step: int
 ) -> Named:
-    rows = []
-    for index, inputs in enumerate(leaves["inputs"]):
-        soft = leaves["label_logits"][index].softmax(-1) if "label_logits" in leaves else None
-        targets = constants["labels"][index] if soft is None else soft
-        per_round = through.offsets(learners, inputs.clamp(0, 1), targets, desk, step)
-        rows.append({f"{r}|{OFFSET}{n}": v for r, named in enumerate(per_round) for n, v in named.items()})
-    return _stack_rows(rows)
+    targets = leaves["label_logits"].softmax(-1) if "label_logits" in leaves else constants["labels"]
+    per_round = through.offsets(learners, leaves["inputs"].clamp(0, 1), targets, desk, step)
+    return {f"{r}|{OFFSET}{n}": v for r, named in enumerate(per_round) for n, v in named.items()}
 
 
 def _tracker(adversary: AdversaryModel, changing: bool, steps: int, desk: Desk) -> Callable[[int], bool] | None:

@@ -14,6 +14,7 @@ from gradveil.attacks.base import Desk
 from gradveil.attacks.inverting_gradients import InvertingGradients
 from gradveil.attacks.objectives import OBJECTIVES
 from gradveil.errors import UsageError
+from gradveil.learning import Learner
 from gradveil.records import ORDINARY, AdversaryModel, Batch, Comparison, Knowledge, Observation, ThreatModel
 from gradveil.tensors import Named
 from tests.unit.attacks.scenes import make_batch, make_desk, make_learner, observe, simulator
@@ -43,17 +44,24 @@ def test_straight_through_is_exact_at_the_truth_of_a_deterministic_defense(defen
     seen = observe(learner, truth, defense)
     desk = make_desk(simulate=simulator((learner,), defense))
     through = StraightThrough()
-    (offsets,) = through.offsets((learner,), truth.inputs, truth.targets, desk, 0)
+    offsets = offsets_of(through, learner, truth.inputs, truth.targets, desk, 0)
     assert residual(seen, OpenAdversary(), truth) > 0.05
     assert residual(seen, through, truth, offsets) < 1e-12
     other = make_batch(2, seed=9)
-    (elsewhere,) = through.offsets((learner,), other.inputs, other.targets, desk, 0)
+    elsewhere = offsets_of(through, learner, other.inputs, other.targets, desk, 0)
     assert residual(seen, through, other, elsewhere) > 1e-3
+
+
+def offsets_of(through: StraightThrough, learner: Learner, inputs: Tensor, targets: Tensor, desk: Desk, step: int) -> Named:
+    """Return the offsets of one round and one candidate."""
+    (found,) = through.offsets((learner,), inputs[None], targets[None], desk, step)
+    return {name: value[0] for name, value in found.items()}
 
 
 def spread(draws: int, desk: Desk) -> float:
     learner, guess = make_learner(), make_batch()
-    many = [StraightThrough(draws=draws).offsets((learner,), guess.inputs, guess.targets, desk, step)[0] for step in range(12)]
+    through = StraightThrough(draws=draws)
+    many = [offsets_of(through, learner, guess.inputs, guess.targets, desk, step) for step in range(12)]
     return float(torch.stack([torch.cat([v.reshape(-1) for v in one.values()]) for one in many]).std(0).mean())
 
 
@@ -66,7 +74,7 @@ def test_averaging_over_draws_takes_the_chance_out() -> None:
 
 def test_without_the_clients_code_there_is_no_offset() -> None:
     learner, guess = make_learner(), make_batch()
-    assert StraightThrough().offsets((learner,), guess.inputs, guess.targets, make_desk(), 0) == [{}]
+    assert StraightThrough().offsets((learner,), guess.inputs[None], guess.targets[None], make_desk(), 0) == [{}]
 
 
 @pytest.mark.parametrize(("steps", "expected"), [(30, [0, 25, 29]), (51, [0, 25, 50]), (1, [0])])
@@ -82,7 +90,7 @@ def test_offsets_are_fresh_wherever_iterates_compete(steps: int, expected: list[
     attack = InvertingGradients(steps=steps, stance="straight_through", signed=False)
     (candidate,) = attack.run([seen], make_desk(steps, simulate=simulate))
     assert sorted(set(renewed)) == expected
-    (fresh,) = StraightThrough().offsets((learner,), candidate.inputs, candidate.targets, make_desk(simulate=inner), 0)
+    fresh = offsets_of(StraightThrough(), learner, candidate.inputs, candidate.targets, make_desk(simulate=inner), 0)
     raw = learner.update(candidate.inputs, candidate.targets)
     defended = {name: value + fresh[name] for name, value in raw.items()}
     found = float(OBJECTIVES.get("cosine")(Comparison(defended, seen.update.weights)))
