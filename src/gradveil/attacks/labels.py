@@ -26,7 +26,8 @@ def classifier_layer(weights: Named, classes: int) -> str | None:
 def label_scores(observation: Observation) -> Tensor | None:
     """Return the (C,) gradient evidence per class, the lower the likelier; None where the model has no classifier layer.
 
-    The bias gradient where there is one; else the row sums of the weight gradient, which need non-negative features.
+    The bias gradient where there is one with a negative entry; else the row sums of the weight gradient, which need non-negative
+    features. Some class is always too improbable, so where nothing is negative the telling entry was withheld by a defense.
     """
     observation = observation.clearest
     update = observation.update.weights
@@ -34,7 +35,8 @@ def label_scores(observation: Observation) -> Tensor | None:
     if layer is None:
         return None
     bias = layer.removesuffix("weight") + "bias"
-    scores = update[bias] if bias in update else update[layer].sum(1)
+    told = bias in update and bool((update[bias] < 0).any())
+    scores = update[bias] if told else update[layer].sum(1)
     settings = observation.learner.settings
     if settings.shares == "weights":
         per_client = observation.examples // settings.clients
