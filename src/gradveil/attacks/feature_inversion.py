@@ -18,10 +18,34 @@ from gradveil.attacks.loop import Problem, optimise
 from gradveil.attacks.optimisers import Adam
 from gradveil.attacks.priors import total_variation
 from gradveil.errors import UsageError
+from gradveil.learning.learner import Learner
 from gradveil.records import Knowledge, Observation, Reconstruction
 from gradveil.tensors import Named
 
-__all__ = ["FeatureInversion"]
+__all__ = ["FeatureInversion", "feature_layer"]
+
+
+def feature_layer(observation: Observation) -> str | None:
+    """Return the weight of the layer whose input is read off: the classifier, or the last linear layer before any noise.
+
+    A model that draws noise (a variational bottleneck) hides what comes behind it; a layer that still sees the same input
+    whatever is drawn gives it away as exactly as ever.
+    """
+    learner, weights = observation.learner, observation.update.weights
+    if not learner.noise:
+        return classifier_layer(weights, observation.classes)
+    names = [name for name, value in weights.items() if value.ndim == 2 and name.endswith(".weight")]
+    inputs = next(iter(learner.weights.values())).new_full((1, *observation.input_shape), 0.5)
+    still = [name for name in names if _ignores_noise(learner, name, inputs)]
+    return still[-1] if still else None
+
+
+def _ignores_noise(learner: Learner, layer: str, inputs: Tensor) -> bool:
+    seen = []
+    for level in (0.0, 1.0):
+        noise = {name: torch.full_like(value, level) for name, value in learner.zero_noise(1).items()}
+        seen.append(features_at(learner, layer, inputs, noise))
+    return torch.equal(seen[0], seen[1])
 
 
 @ATTACKS.register(
@@ -68,7 +92,7 @@ class FeatureInversion:
             return "more than one example stands behind the update"
         if observation.learner.settings.shares != "gradient":
             return "several local steps move the features"
-        layer = classifier_layer(observation.update.weights, observation.classes)
+        layer = feature_layer(observation)
         if layer is None or layer.removesuffix("weight") + "bias" not in observation.update.weights:
             return "the model has no linear last layer with a bias"
         return None
@@ -77,7 +101,7 @@ class FeatureInversion:
         """Invert the features of all observations at once."""
         observations = [observation.clearest for observation in observations]
         first = observations[0]
-        layer = classifier_layer(first.update.weights, first.classes)
+        layer = feature_layer(first)
         assert layer is not None  # `applies` has checked
         learner, name = first.learner, layer
         steps = desk.steps(self.steps)

@@ -18,8 +18,8 @@ from gradveil.tensors import Named
 __all__ = ["LinearLayer", "features_at", "layer_inputs"]
 
 
-def features_at(learner: Learner, layer: str, inputs: Tensor) -> Tensor:
-    """Return the input of the module that owns the weight ``layer``, as (B, features)."""
+def features_at(learner: Learner, layer: str, inputs: Tensor, noise: Named | None = None) -> Tensor:
+    """Return the input of the module that owns the weight ``layer``, as (B, features); without ``noise``, at its mean."""
     caught: list[Tensor] = []
 
     def catch(module: nn.Module, arguments: tuple[Any, ...]) -> None:
@@ -28,7 +28,7 @@ def features_at(learner: Learner, layer: str, inputs: Tensor) -> Tensor:
     module = learner.model.get_submodule(layer.removesuffix(".weight"))
     handle = module.register_forward_pre_hook(catch)
     try:
-        learner.forward(learner.weights, inputs, learner.zero_noise(inputs.shape[0]))
+        learner.forward(learner.weights, inputs, learner.zero_noise(inputs.shape[0]) if noise is None else noise)
     finally:
         handle.remove()
     return caught[0].reshape(inputs.shape[0], -1)

@@ -22,7 +22,7 @@ from torch import Tensor
 from torch.func import vmap
 
 from gradveil.adversary import prefixed, with_prefix
-from gradveil.attacks.execution import Execution
+from gradveil.attacks.execution import choose_execution
 from gradveil.attacks.loop import Problem, optimise
 from gradveil.attacks.optimisers import Adam
 from gradveil.records import AdversaryModel, Observation, Reconstruction
@@ -63,12 +63,16 @@ class Referee:
             truth would.
         rehearsal: Mean PSNR of each recipe on the public images.
         rehearsal_score: Highest score of each recipe on the public images.
+        known: Scores already computed, kept with what they belong to: fitting unknowns is the most expensive part of judging.
     """
 
     arrival: dict[str, float] = field(default_factory=dict)
     truth_score: float = 0.0
     rehearsal: dict[str, float] = field(default_factory=dict)
     rehearsal_score: dict[str, float] = field(default_factory=dict)
+    known: dict[tuple[int, int], tuple[Observation, Reconstruction, float]] = field(
+        default_factory=dict, init=False, repr=False, compare=False
+    )
 
     @classmethod
     def rehearsed(
@@ -107,6 +111,13 @@ class Referee:
 
     def scores(self, observation: Observation, candidates: Sequence[Reconstruction]) -> list[float]:
         """Return one score per candidate, lower is better; infinite where it cannot be computed."""
+        new = [candidate for candidate in candidates if (id(observation), id(candidate)) not in self.known]
+        if new:
+            for candidate, found in zip(new, self._scores(observation, new), strict=True):
+                self.known[id(observation), id(candidate)] = observation, candidate, found
+        return [self.known[id(observation), id(candidate)][2] for candidate in candidates]
+
+    def _scores(self, observation: Observation, candidates: Sequence[Reconstruction]) -> list[float]:
         inputs = torch.stack([c.inputs if c.unfinished is None else c.unfinished for c in candidates]).double()
         labels = torch.stack([c.targets for c in candidates])
         residuals, observed, count = _compare(observation, inputs, labels, [c.variables for c in candidates])
@@ -198,16 +209,16 @@ def _refit(
     drawn = {n: v.double() for n, v in adversary.variables(observation, generator).items()}
     if not drawn:
         return [{} for _ in variables]
-    starts = [{n: own.get(n, drawn[n]).double() for n in drawn} for own in variables]
-    refitted = []
-    for x, y, start in zip(inputs, labels, starts, strict=True):
+    starts = [{n: own.get(n, drawn[n]).to(drawn[n]) for n in drawn} for own in variables]
 
-        def loss(leaves: Named, constants: Named, x: Tensor = x, y: Tensor = y) -> Tensor:
-            residuals, observed = both(x, y, leaves)
-            size = torch.stack([v.square().sum() for v in observed.values()]).sum().clamp_min(1e-300)
-            return torch.stack([r.square().sum() for r in residuals.values()]).sum() / size + adversary.penalty(leaves)
+    def loss(leaves: Named, constants: Named) -> Tensor:
+        residuals, observed = both(constants["inputs"], constants["labels"], leaves)
+        size = torch.stack([v.square().sum() for v in observed.values()]).sum().clamp_min(1e-300)
+        return torch.stack([r.square().sum() for r in residuals.values()]).sum() / size + adversary.penalty(leaves)
 
-        problem = Problem(loss, {n: v[None] for n, v in start.items()}, {})
-        outcome = optimise(problem, Adam(learning_rate=0.05), REFIT_STEPS, Execution("looped", 1))
-        refitted.append({n: v[0] for n, v in outcome.leaves.items()})
-    return refitted
+    problem = Problem(loss, {n: torch.stack([s[n] for s in starts]) for n in drawn}, {"inputs": inputs, "labels": labels})
+    # Double precision takes twice the memory of the parameters that the choice is made for.
+    parameters, examples = 2 * observation.learner.parameters, 2 * observation.examples
+    execution = choose_execution("auto", inputs.device, parameters, len(starts), examples, 0)
+    outcome = optimise(problem, Adam(learning_rate=0.05), REFIT_STEPS, execution)
+    return [{n: v[row] for n, v in outcome.leaves.items()} for row in range(len(starts))]

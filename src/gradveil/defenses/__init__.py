@@ -12,12 +12,14 @@ from gradveil.defenses.example_clipping import ExampleClipping
 from gradveil.defenses.gaussian_noise import GaussianNoise
 from gradveil.defenses.laplace_noise import LaplaceNoise
 from gradveil.defenses.learning_rate_perturbation import LearningRatePerturbation
+from gradveil.defenses.mixed_quantisation import MixedQuantisation
 from gradveil.defenses.none import NoDefense
 from gradveil.defenses.outpost import Outpost
 from gradveil.defenses.percentile_noise import PercentileNoise
 from gradveil.defenses.pfgd import PFGD
 from gradveil.defenses.precode import PRECODE
 from gradveil.defenses.pruning import Pruning
+from gradveil.defenses.quantisation import Quantisation
 from gradveil.defenses.soteria import Soteria
 from gradveil.defenses.top_k import TopK
 
@@ -40,10 +42,12 @@ __all__ = [
     "GaussianNoise",
     "LaplaceNoise",
     "LearningRatePerturbation",
+    "MixedQuantisation",
     "NoDefense",
     "Outpost",
     "PercentileNoise",
     "Pruning",
+    "Quantisation",
     "Soteria",
     "State",
     "TopK",

@@ -25,7 +25,10 @@ from gradveil.tensors import Named
 __all__ = ["PRECODE", "BottleneckAdversary", "BottleneckModel", "VariationalBottleneck"]
 
 EPSILON = "epsilon"
+FITTED, READ, KNOWN = "fitted", "read", "known"
 SMALLEST = -15.0
+ONE_INPUT = 1e-3
+"""Largest relative error of rank one up to which a linear layer's gradient counts as that of a single input."""
 
 
 class VariationalBottleneck(nn.Module):
@@ -117,31 +120,67 @@ def _last_linear(model: nn.Module) -> str:
 
 @dataclass(frozen=True)
 class BottleneckAdversary(OpenAdversary):
-    """Optimises the noise of every example and step together with the inputs, under its Gaussian prior.
+    """Reads the noise off the update where it can, and fits it together with the inputs where it cannot.
 
-    The divergence is part of the loss that is replayed. For one example the layer before the noise, the encoder, gives its input
-    away exactly, whatever was drawn: that is what feature inversion reads, and why all tensors count as exact.
+    For one example a linear layer with a bias gives its input away, ``a = dW^T db / |db|^2``. The encoder's are the features f,
+    the decoder's is the code m + e s, and m and s follow from f; so ``e = (code - m) / s`` is known exactly, and what is left is
+    an undefended model. For several examples, or several steps, e is optimised under its Gaussian prior. The divergence is part
+    of the loss that is replayed either way. All tensors arrive exactly: the noise is in the function, not on the update.
+
+    Attributes:
+        prior: Weight of the prior on fitted noise.
     """
 
     prior: float = 1e-4
 
     def variables(self, observation: Observation, generator: torch.Generator) -> Named:
-        """Draw the noise as the clients do: (clients, steps, B, K)."""
-        shapes = {name: value for name, value in observation.learner.noise.items() if name == EPSILON}
-        clients = observation.learner.settings.clients
-        return {name: torch.randn((clients, *value.shape), generator=generator).to(value) for name, value in shapes.items()}
+        """Return the noise of all clients, (clients, steps, B, K): drawn as they draw it, and as read off the update.
+
+        Targets attacked together need the same names, so both are always there, with a one where what was read is right.
+        """
+        like, clients = observation.learner.noise[EPSILON], observation.learner.settings.clients
+        drawn = torch.randn((clients, *like.shape), generator=generator).to(like)
+        read = _read_noise(observation)
+        known = torch.full((clients,), float(read is not None), dtype=like.dtype, device=like.device)
+        return {FITTED: drawn, READ: torch.zeros_like(drawn) if read is None else read.reshape(drawn.shape), KNOWN: known}
 
     def of_client(self, variables: Named, client: int) -> Named:
         """Return the noise of one client."""
         return {name: value[client] for name, value in variables.items()}
 
     def prepare_learner(self, learner: Learner, variables: Named) -> Learner:
-        """Hand the noise to the model."""
-        return learner.replace(noise={**learner.noise, **variables})
+        """Hand the noise to the model; what was read off is known and does not move."""
+        known = variables[KNOWN].detach()
+        epsilon = known * variables[READ].detach() + (1 - known) * variables[FITTED]
+        return learner.replace(noise={**learner.noise, EPSILON: epsilon})
 
     def penalty(self, variables: Named) -> Tensor:
         """Return the Gaussian negative log-prior per number, by its weight."""
-        return self.prior * 0.5 * torch.stack([value.square().mean() for value in variables.values()]).sum()
+        return self.prior * 0.5 * variables[FITTED].square().mean()
+
+
+def _read_noise(observation: Observation) -> Tensor | None:
+    """Return the noise (K,) behind the update of one example after one step, or None where the update does not tell."""
+    learner, update = observation.learner, observation.update.weights
+    if observation.examples != 1 or len(observation.updates) != 1 or learner.settings.steps(1) != 1:
+        return None
+    path = next(name for name, module in learner.model.named_modules() if isinstance(module, VariationalBottleneck))
+    features, code = (_layer_input(update, f"{path}.{layer}") for layer in ("encoder", "decoder"))
+    if features is None or code is None:
+        return None
+    weight, bias = (learner.weights[f"{path}.encoder.{kind}"].double() for kind in ("weight", "bias"))
+    mean, raw = (weight @ features + bias).chunk(2)
+    return ((code - mean) / log_softplus(raw).exp()).to(learner.noise[EPSILON])
+
+
+def _layer_input(update: Named, layer: str) -> Tensor | None:
+    """Return the one input behind a linear layer's gradient, or None where the gradient is not that of one input."""
+    weight, bias = update[f"{layer}.weight"].double(), update[f"{layer}.bias"].double()
+    if not bool(bias.any()):
+        return None
+    found = weight.T @ bias / bias.square().sum()
+    gap = (weight - torch.outer(bias, found)).norm() / weight.norm().clamp_min(1e-300)
+    return found if bool(gap < ONE_INPUT) else None
 
 
 @DEFENSES.register(
@@ -151,8 +190,8 @@ class BottleneckAdversary(OpenAdversary):
         paper="Scheliga, Mäder and Seeland, PRECODE: A Generic Model Extension to Prevent Deep Gradient Leakage, WACV 2022",
         url="https://arxiv.org/abs/2108.04725",
         cost="two more linear layers, 3 F K weights for F features: most of a small model; training on sampled codes is noisier",
-        weakness="layers before the noise keep their exact gradients, and the bottleneck's own first layer gives its input away; "
-        "the noise can be fitted with the inputs",
+        weakness="for one example the bottleneck's own layers give features and noise away exactly; for several the noise can be "
+        "fitted with the inputs, and layers before it say most",
         acts_on=("model",),
         ladder=({"latent": 32}, {"latent": 128}, {"latent": 256}, {"latent": 512}),
         random=True,
@@ -174,7 +213,7 @@ class PRECODE(Defense):
 
     Cost: 3 F K weights, trained and sent. Known weakness: the noise comes after the layers that see most of the input, whose
     gradients stay exact (Scheliga et al. 2022, https://arxiv.org/abs/2208.04767, drop the layers behind it from the match), and
-    `BottleneckAdversary` fits it.
+    `BottleneckAdversary` reads it off the update of one example, exactly.
 
     Attributes:
         latent: K, the units of the bottleneck.
