@@ -23,6 +23,7 @@ Whole = int | None
 Number = float | None
 DEVICES = ("auto", "cpu", "cuda")
 PARTITION_HELP = "Who owns what: iid, 'dirichlet(alpha=0.5)', by_owner or 'class_balance(rho=0.5)' [iid]."
+LATENCY_HELP = "Time one client with and without the defense at the end [yes]."
 OUT_HELP = "Folder for results; the same folder continues a run [train-results]."
 BATCH_NORM_HELP = "train tracks running statistics, eval leaves them [train]."
 
@@ -56,6 +57,7 @@ def train(
     device: Annotated[Text, typer.Option(help="auto, cpu or cuda [auto].")] = None,
     out: Annotated[Path | None, typer.Option(metavar="DIR", help=OUT_HELP)] = None,
     checkpoint_every: Annotated[Whole, typer.Option(help="Rounds between two checkpoints [1].")] = None,
+    latency: Annotated[bool, typer.Option("--latency/--no-latency", help=LATENCY_HELP, show_default=False)] = True,
     quiet: Annotated[bool, typer.Option("--quiet", help="No progress.")] = False,
     as_json: AsJson = False,
 ) -> None:
@@ -95,7 +97,8 @@ def train(
     }
     settings = _settings({name: value for name, value in asked.items() if value is not None}, device or "auto")
     folder = out or Path("train-results")
-    result = _run(settings, folder, 1 if checkpoint_every is None else checkpoint_every, quiet)
+    options = {"checkpoint_every": 1 if checkpoint_every is None else checkpoint_every, "latency": latency}
+    result = _run(settings, folder, quiet, options)
     if as_json:
         print_json({"out": str(folder), **json.loads((folder / "training.json").read_text(encoding="utf-8"))})
     else:
@@ -118,7 +121,7 @@ def _settings(asked: dict[str, Any], device: str) -> FederationSettings:
     return FederationSettings(**asked, device=find_device(device))
 
 
-def _run(settings: FederationSettings, out: Path, checkpoint_every: int, quiet: bool) -> TrainingResult:
+def _run(settings: FederationSettings, out: Path, quiet: bool, options: dict[str, Any]) -> TrainingResult:
     from gradveil.cli.training_progress import show_rounds
     from gradveil.federation import engine
 
@@ -128,15 +131,8 @@ def _run(settings: FederationSettings, out: Path, checkpoint_every: int, quiet: 
             note(f"seed {settings.seed} · results go to {out}" + (f" · continuing after round {done}" if done else ""))
 
     with show_rounds(settings.rounds, quiet=quiet) as on_round:
-        return engine.train(
-            settings,
-            out=out,
-            on_start=on_start,
-            on_round=on_round,
-            latency=True,
-            checkpoint_every=checkpoint_every,
-            command=shlex.join(["gradveil", *sys.argv[1:]]),
-        )
+        command = shlex.join(["gradveil", *sys.argv[1:]])
+        return engine.train(settings, out=out, on_start=on_start, on_round=on_round, command=command, **options)
 
 
 def _sentence(result: TrainingResult) -> str:

@@ -33,6 +33,7 @@ from gradveil.federation.scaffold import Scaffold
 from gradveil.federation.server import Server, receive
 from gradveil.federation.settings import FederationSettings
 from gradveil.federation.setup import Federation, build_federation
+from gradveil.registry import parse_call, split_chain
 from gradveil.tensors import Named
 from gradveil.wire import tensor_bytes
 
@@ -288,9 +289,20 @@ def _identity(federation: Federation) -> dict[str, Any]:
         "training records": federation.train.digest()[:16],
         "test records": federation.test.digest()[:16],
         "content of weights": weights[:16],
-        "gradveil's code": code_version(),
+        "content of your own files": _own_files(settings)[:16],
+        "gradveil's code": code_version(attacks=False),
         "torch": torch.__version__,
     }
+
+
+def _own_files(settings: FederationSettings) -> str:
+    """Return a digest of the user's files that the settings name; what they import in turn is not followed."""
+    digest = hashlib.sha256()
+    for spelling in (settings.model, settings.loss, *split_chain(settings.defense)):
+        module, _, _ = parse_call(spelling)[0].rpartition(":")
+        if module.endswith(".py"):
+            digest.update(Path(module).read_bytes())
+    return digest.hexdigest()
 
 
 def _provenance(settings: FederationSettings) -> Mapping[str, Any]:

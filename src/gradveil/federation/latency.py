@@ -18,7 +18,7 @@ __all__ = ["measure_latency"]
 MOST_PAIRS = 30
 
 
-def measure_latency(federation: Federation, *, seconds: float = 5.0) -> Latency:
+def measure_latency(federation: Federation, *, seconds: float = 3.0) -> Latency:
     """Time one client of middle size at the first weights, with the defense and without, in turns.
 
     Each side's best time counts, so that a busy moment of the machine harms neither. What a defense prepares once in a client's
