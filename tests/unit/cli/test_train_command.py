@@ -107,9 +107,9 @@ def test_options_become_settings(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(engine, "train", fake)
     options = (
         "--data d.npz --labels l.csv --scale minmax --model lenet --weights w.pt --defense pruning --clients 7 "
-        "--clients-per-round 3 --rounds 9 --partition by_owner --local-epochs 2 --local-steps 4 --minibatch 5 --learning-rate 0.3 "
-        "--momentum 0.1 --server-optimizer adam --server-learning-rate 0.02 --batch-norm eval --loss mean_squared_error "
-        "--test-share 0.3 --evaluate-every 2 --seed 8 --device cpu --checkpoint-every 4 --out o --quiet"
+        "--clients-per-round 3 --rounds 9 --partition by_owner --local-epochs 2 --local-steps 4 --minibatch 5 "
+        "--learning-rate 0.3 --momentum 0.1 --server-optimizer adam --server-learning-rate 0.02 --batch-norm eval "
+        "--loss mean_squared_error --test-share 0.3 --evaluate-every 2 --seed 8 --device cpu --checkpoint-every 4 --out o --quiet"
     )
     assert main(["train", *options.split()]) == 0
     wanted = FederationSettings(

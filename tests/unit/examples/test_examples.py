@@ -74,3 +74,12 @@ def test_capture_an_update(run: Run, tmp_path: Path) -> None:
     said = run("capture_an_update.py")
     assert "of 1797 records, the nearest is row 42 (" in said
     assert json.loads((tmp_path / "results" / "captured.json").read_text())["nearest"][0]["row"] == 42
+
+
+def test_train_federated(run: Run, tmp_path: Path) -> None:
+    lines = run("train_federated.py").splitlines()
+    assert [line.partition(":")[0] for line in lines] == ["undefended", "pruned", "pruned, scaffold"]
+    sent = [float(re.findall(r"([\d.]+) kB up", line)[0]) for line in lines]
+    assert sent[1] == sent[2] < 0.25 * sent[0]
+    assert all(float(re.findall(r"accuracy ([\d.]+)%", line)[0]) > 60 for line in lines)
+    assert json.loads((tmp_path / "pruned-scaffold" / "training.json").read_text())["finished"] is True
