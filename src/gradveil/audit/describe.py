@@ -38,18 +38,23 @@ NOT_TESTED = (
 )
 
 
+TRAINING_ROOMS = ("", "data", "models", "learning", "defenses", "wire", "federation")
+
+
 @cache
-def code_version() -> str:
-    """Return a digest of the package's own source: results of other code are never mixed in."""
+def code_version(*, attacks: bool = True) -> str:
+    """Return a digest of the package's own source: results of other code are never mixed in.
+
+    Args:
+        attacks: Whether attacks and their judging play a part, as in a cell; in a training they do not.
+    """
     digest = hashlib.sha256()
     root = Path(gradveil.__file__).parent
-    deciding = [
-        path
-        for room in ("", "data", "models", "learning", "defenses", "wire", "federation", "attacks", "metrics")
-        for path in sorted((root / room).glob("*.py"))
-    ]
+    rooms = (*TRAINING_ROOMS, "attacks", "metrics") if attacks else TRAINING_ROOMS
+    deciding = [path for room in rooms for path in sorted((root / room).glob("*.py"))]
     # Of the audit itself only what decides a number counts: a better plan reader must not make old results worthless.
-    deciding += [root / "audit" / f"{name}.py" for name in ("cells", "subjects", "measure", "judge", "checks")]
+    judging = ("cells", "subjects", "measure", "judge", "checks") if attacks else ("trainings",)
+    deciding += [root / "audit" / f"{name}.py" for name in judging]
     for path in deciding:
         digest.update(path.name.encode() + path.read_bytes())
     return digest.hexdigest()[:16]

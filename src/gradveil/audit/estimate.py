@@ -24,16 +24,20 @@ from gradveil.attacks.execution import Execution, choose_execution
 from gradveil.audit.cells import Cell
 from gradveil.audit.plan import Plan
 from gradveil.audit.subjects import build_learner, build_subject, load_cell_data
+from gradveil.audit.trainings import BASELINE, Training, all_trainings
+from gradveil.audit.utility_settings import UtilitySettings
 from gradveil.data import Dataset
 from gradveil.defenses import build_defense
 from gradveil.errors import UsageError
 from gradveil.federation.client import run_client
+from gradveil.federation.latency import measure_latency
+from gradveil.federation.setup import build_federation
 from gradveil.learning import Learner
 from gradveil.randomness import Seed
 from gradveil.records import Batch
 from gradveil.tensors import Named
 
-__all__ = ["CellEstimate", "Estimate", "estimate_plan"]
+__all__ = ["CellEstimate", "Estimate", "TrainingEstimate", "estimate_plan"]
 
 ENOUGH_SECONDS = 0.25
 LONG_SECONDS = 15.0
@@ -42,6 +46,8 @@ JUDGING = 1.25
 START_SECONDS = 6.0
 """Importing torch and loading data, once per worker."""
 MOST_STEPS = 1_000_000
+LATENCY_SECONDS = 5.0
+"""What a training spends at its end on timing a client with and without the defense."""
 
 
 @dataclass(frozen=True)
@@ -55,6 +61,15 @@ class CellEstimate:
 
 
 @dataclass(frozen=True)
+class TrainingEstimate:
+    """What all trainings with one defense will take."""
+
+    training: Training
+    seeds: int
+    seconds: float
+
+
+@dataclass(frozen=True)
 class Estimate:
     """What a plan will take.
 
@@ -63,12 +78,14 @@ class Estimate:
         workers: Processes that share the cells.
         memory_mb: Peak of all workers together; on a GPU, of the GPU.
         device: Where it runs.
+        trainings: One estimate per defense that is trained with.
     """
 
     rows: tuple[CellEstimate, ...]
     workers: int
     memory_mb: int
     device: str
+    trainings: tuple[TrainingEstimate, ...] = ()
 
     @property
     def steps(self) -> int:
@@ -77,9 +94,10 @@ class Estimate:
 
     @property
     def seconds(self) -> float:
-        """Wall time: no shorter than the longest cell."""
-        total = sum(row.seconds for row in self.rows)
-        return START_SECONDS + max(total / self.workers, max(row.seconds for row in self.rows))
+        """Wall time: no shorter than the longest cell or training."""
+        single = [row.seconds for row in self.rows] + [each.seconds / each.seeds for each in self.trainings]
+        total = sum(row.seconds for row in self.rows) + sum(each.seconds for each in self.trainings)
+        return START_SECONDS + max(total / self.workers, max(single))
 
     def as_dict(self) -> dict[str, Any]:
         """Return the estimate as plain JSON values."""
@@ -99,6 +117,10 @@ class Estimate:
                     "seconds": round(row.seconds, 1),
                 }
                 for row in self.rows
+            ],
+            "trainings": [
+                {"training": each.training.as_dict(), "seeds": each.seeds, "seconds": round(each.seconds, 1)}
+                for each in self.trainings
             ],
         }
 
@@ -124,11 +146,33 @@ def estimate_plan(plan: Plan, workers: int | None = None) -> Estimate:
     torch.set_num_threads(1)  # as the workers do
     try:
         rows = _rows(cells)
+        trainings = _trainings(cells, plan.utility) if plan.utility is not None else []
     finally:
         torch.set_num_threads(before)
     device = cells[0].device
-    count = workers or (1 if device != "cpu" else max(1, min(len(cells), os.cpu_count() or 1)))
-    return Estimate(tuple(rows), count, _memory_mb(device) * (count if device == "cpu" else 1), device)
+    jobs = len(cells) + sum(each.seeds for each in trainings)
+    count = workers or (1 if device != "cpu" else max(1, min(jobs, os.cpu_count() or 1)))
+    return Estimate(tuple(rows), count, _memory_mb(device) * (count if device == "cpu" else 1), device, tuple(trainings))
+
+
+def _trainings(cells: list[Cell], utility: UtilitySettings) -> list[TrainingEstimate]:
+    """Time one client for a step or two with every defense, and multiply."""
+    rows = []
+    for training in all_trainings(cells, utility.replace(seeds=1)):
+        settings = training.federation()
+        federation = build_federation(settings)
+        size = max(len(part) for part in federation.parts)
+        steps = settings.training().steps(size)
+        few = min(2, steps)
+        short = build_federation(settings.replace(local_steps=few), federation.train, federation.test)
+        timed = measure_latency(short, seconds=ENOUGH_SECONDS)
+        client = timed.defended_ms / 1000 * steps / few
+        # Each test record costs about a third of a trained one: no backward pass.
+        looks = utility.rounds / utility.evaluate_every * client * len(federation.test) / max(1, 3 * size)
+        measured = LATENCY_SECONDS if training.defense != BASELINE else 0.0
+        once = utility.rounds * utility.clients_per_round * client + looks + min(measured, 60 * client)
+        rows.append(TrainingEstimate(training, utility.seeds, utility.seeds * once))
+    return rows
 
 
 def _rows(cells: list[Cell]) -> list[CellEstimate]:

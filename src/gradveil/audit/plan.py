@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from gradveil.audit.ladders import expand_defense, look_up
 from gradveil.audit.plan_keys import KEYS, SECTIONS, read_document, read_value, start_at, toml_text
+from gradveil.audit.utility_settings import UtilitySettings
 from gradveil.errors import UsageError, suggest
 from gradveil.registry import parse_call
 
@@ -49,7 +50,7 @@ class Plan:
         ensemble: Named ensembles, or spellings of single attacks.
         steps: Cap on optimisation steps per recipe; 0 leaves the ensemble's own.
         device: ``auto``, ``cpu`` or ``cuda``.
-        execution: ``auto``, ``batched``, ``looped`` or ``compiled``.
+        execution: ``auto``, ``batched``, ``looped``, ``captured`` or ``compiled``.
         fail_if: Limits; see `gradveil.audit.limits`.
         out: Folder for results, or empty.
         data: Built-in names or paths.
@@ -68,6 +69,7 @@ class Plan:
         clients: Clients behind one sum.
         rounds: Rounds seen on the same records.
         defense: Spellings; ``name:ladder`` stands for all strengths of a defense.
+        utility: How to train with every defense, to measure accuracy, bytes and time; None measures privacy alone.
     """
 
     title: str = ""
@@ -95,10 +97,11 @@ class Plan:
     clients: tuple[int, ...] = (1,)
     rounds: tuple[int, ...] = (1,)
     defense: tuple[str, ...] = DEFAULT_DEFENSES
+    utility: UtilitySettings | None = None
 
     def __post_init__(self) -> None:
         """Check every value; names are looked up later, by `cells`."""
-        for key in KEYS:
+        for key in (key for key in KEYS if key.section != "utility"):
             value = read_value(key, key.name if key.field == key.name else key.field, getattr(self, key.field))
             object.__setattr__(self, key.field, _expand_home(value) if key.field in ("data", "labels", "weights") else value)
         for name in ("ensemble", "data", "model", "batch_size", "local_steps", "clients", "rounds", "defense"):
@@ -137,6 +140,8 @@ class Plan:
         """
         fields = read_document(document, where)
         try:
+            if "utility" in fields:
+                fields["utility"] = UtilitySettings(**fields["utility"])
             return cls(**(fields if folder is None else start_at(fields, folder)))
         except UsageError as error:
             raise UsageError(f"{where}: {error}") from error
@@ -160,10 +165,11 @@ class Plan:
         return dataclasses.replace(self, **given)
 
     def as_dict(self) -> dict[str, dict[str, Any]]:
-        """Return the plan as sections of plain values, without those that are empty."""
-        document: dict[str, dict[str, Any]] = {section: {} for section in SECTIONS}
-        for key in KEYS:
-            value = getattr(self, key.field)
+        """Return the plan as sections of plain values, without those that are empty; no utility, no section for it."""
+        asked = [section for section in SECTIONS if section != "utility" or self.utility is not None]
+        document: dict[str, dict[str, Any]] = {section: {} for section in asked}
+        for key in (key for key in KEYS if key.section in asked):
+            value = getattr(self.utility if key.section == "utility" else self, key.field)
             if isinstance(value, tuple):
                 value = value[0] if len(value) == 1 else list(value)
             if value not in ("", []):
@@ -198,6 +204,7 @@ class Plan:
         look_up(self.loss, loss_by_name)
         self._check_files()
         self._check_limits()
+        self._check_utility()
         find_device(self.device)
 
     def _check_files(self) -> None:
@@ -223,6 +230,14 @@ class Plan:
                     f"the limit {text!r} fits none of the defenses {', '.join(defenses)}; name one of them in brackets"
                 )
 
+    def _check_utility(self) -> None:
+        from gradveil.audit.trainings import Training
+        from gradveil.data import PARTITIONS
+
+        if self.utility is not None:
+            look_up(self.utility.partition, PARTITIONS.build)
+            Training(data=self.data[0], model=self.model[0], utility=self.utility).federation()
+
     def check_inputs(self) -> None:
         """Load all data and build all models once, so that the last cell cannot fail for what could be seen before the first.
 
@@ -245,6 +260,10 @@ class Plan:
                 raise UsageError(f"the audit needs {wanted} records and {source!r} has {len(data)}; {cure}")
             for model, weights, _ in self._models():
                 build_model(model, input_shape=data.input_shape, classes=data.classes, seed=seed, weights=weights or None)
+        if self.utility is not None:
+            from gradveil.audit.trainings import check_trainings
+
+            check_trainings(self.cells(), self.utility)
 
     def defenses(self) -> list[str]:
         """Return all defenses with ladders expanded, in one spelling each."""

@@ -22,7 +22,7 @@ __all__ = ["KEYS", "SECTIONS", "Key", "read_document", "read_value", "start_at",
 
 Reader = Callable[[str, Any], Any]
 DEVICES = ("auto", "cpu", "cuda")
-EXECUTIONS = ("auto", "batched", "looped", "compiled")
+EXECUTIONS = ("auto", "batched", "looped", "captured", "compiled")
 LARGEST = 2**53
 
 
@@ -81,6 +81,12 @@ def _positive(place: str, value: Any) -> float:
     return float(value)
 
 
+def _part(place: str, value: Any) -> float:
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value < 1:
+        raise UsageError(f"{place} is {value!r}; give a share between 0 and 1, as in 0.2")
+    return float(value)
+
+
 def _choice(*choices: str) -> Reader:
     def read(place: str, value: Any) -> str:
         text = _text(place, value)
@@ -121,6 +127,17 @@ KEYS = (
     _key("grid", "clients", _whole(1), "above 1, the attacker sees only the sum of that many clients", many=True),
     _key("grid", "rounds", _whole(1), "rounds seen on the same records", many=True),
     _key("grid", "defense", _named, "defense or chain; name:ladder expands to all its strengths", many=True),
+    _key("utility", "rounds", _whole(1), "federated rounds of one training"),
+    _key("utility", "clients", _whole(1), "clients that share the data"),
+    _key("utility", "clients_per_round", _whole(1), "clients that train in one round"),
+    _key("utility", "partition", _named, "who owns what: iid, dirichlet(alpha=0.5), by_owner, class_balance(rho=0.5)"),
+    _key("utility", "local_epochs", _whole(1), "passes of a client over its records in one round"),
+    _key("utility", "minibatch", _whole(0), "records of one local step; 0 takes all of a client's"),
+    _key("utility", "learning_rate", _positive, "of the local steps"),
+    _key("utility", "aggregation", _named, "how the server combines what it receives"),
+    _key("utility", "test_share", _part, "share of the records kept back to measure accuracy on"),
+    _key("utility", "evaluate_every", _whole(1), "rounds between two looks at the accuracy"),
+    _key("utility", "seeds", _whole(1), "trainings per defense, each paired with an undefended one"),
 )
 SECTIONS = tuple(dict.fromkeys(key.section for key in KEYS))
 
@@ -140,6 +157,8 @@ def read_value(key: Key, place: str, value: Any) -> Any:
 def read_document(document: Mapping[str, Any], where: str) -> dict[str, Any]:
     """Return the fields of a plan from its parsed TOML, or raise with the nearest right section or key.
 
+    The section ``utility`` becomes one field, a table of its own; that it is there, be it empty, asks for utility.
+
     Args:
         document: Sections with their keys.
         where: Name of the file, for sentences.
@@ -150,6 +169,7 @@ def read_document(document: Mapping[str, Any], where: str) -> dict[str, Any]:
             raise UsageError(f"{where}: {_unknown_section(section, table)}")
         if not isinstance(table, Mapping):
             raise UsageError(f"{where}: {section} is {table!r}; write it as a section, [{section}], with keys below it")
+        found = fields.setdefault("utility", {}) if section == "utility" else fields
         for name, value in table.items():
             key = next((key for key in KEYS if (key.section, key.name) == (section, name)), None)
             if key is None:
@@ -157,7 +177,7 @@ def read_document(document: Mapping[str, Any], where: str) -> dict[str, Any]:
             place = f"{where}: {name} in [{section}]"
             if key.many and value == []:
                 raise UsageError(f"{place} is an empty list; name at least one, or leave the key out")
-            fields[key.field] = read_value(key, place, value)
+            found[key.field] = read_value(key, place, value)
     return fields
 
 

@@ -14,6 +14,7 @@ from torch.nn.modules.dropout import _DropoutNd
 from gradveil.attacks.labels import classifier_layer
 from gradveil.audit.plan import Plan
 from gradveil.audit.plan_keys import KEYS, SECTIONS, toml_text
+from gradveil.audit.utility_settings import UtilitySettings
 from gradveil.data import DATASETS, Dataset, load_data
 from gradveil.errors import UsageError
 from gradveil.models import batch_norm_layers, build_model, parameter_count
@@ -195,6 +196,9 @@ def plan_text(plan: Plan, found: Inspection) -> str:
     lines = ["# A plan for gradveil audit; every key is explained in docs/plans.md.", "#"]
     lines += [f"# {sentence}" for sentence in found.sentences()]
     for section in SECTIONS:
+        if section not in document:
+            lines += _switched_off(section)
+            continue
         lines += ["", f"[{section}]"]
         for key in (key for key in KEYS if key.section == section):
             value, off = document[section].get(key.name), ""
@@ -204,6 +208,18 @@ def plan_text(plan: Plan, found: Inspection) -> str:
                 continue
             lines.append(f"{off}{key.name} = {_laid_out(value, off)}{_comment(key.meaning, value)}")
     return "\n".join(lines) + "\n"
+
+
+def _switched_off(section: str) -> list[str]:
+    """Return a whole section as comments; only that of utility can be left out of a plan."""
+    values = UtilitySettings().as_dict()
+    lines = [
+        "",
+        "# Accuracy, bytes and time beside privacy, for `gradveil recommend`: take the marks away to train with every defense.",
+    ]
+    lines.append(f"# [{section}]")
+    keys = [key for key in KEYS if key.section == section]
+    return lines + [f"# {key.name} = {toml_text(values[key.name])}{_comment(key.meaning, values[key.name])}" for key in keys]
 
 
 def _laid_out(value: Any, off: str) -> str:

@@ -3,6 +3,7 @@
 A cell is three files, and its JSON is written last: where it is, the other two are whole. Every file is written beside its place,
 brought to the disk, and renamed. A JSON file that cannot be read all the same (a full disk, an edit by hand) is put aside under
 ``*.corrupt``, said so, and the cell is measured again. Cells are keyed by content, so runs of different plans share a folder.
+Trainings, which measure utility, are kept in the same way in a folder of their own; a cell gets its utility when they are done.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import logging
 import math
 import os
 import re
+import shutil
 import zipfile
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -23,6 +25,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gradveil.audit.cells import CELL_FORMAT
+from gradveil.audit.trainings import TRAINING_FORMAT
 from gradveil.errors import GradveilError, UsageError
 
 try:
@@ -49,16 +52,12 @@ class Store:
         self.out = Path(out)
         self.notes: list[str] = []
         try:
-            self._cells.mkdir(parents=True, exist_ok=True)
+            (self.out / "cells").mkdir(parents=True, exist_ok=True)
             probe = self.out / f".writable.{os.getpid()}"
             probe.write_bytes(b"")
             probe.unlink()
         except OSError as error:
             self._refuse(self.out, error)
-
-    @property
-    def _cells(self) -> Path:
-        return self.out / "cells"
 
     @contextlib.contextmanager
     def lock(self) -> Iterator[None]:
@@ -78,7 +77,13 @@ class Store:
 
     def read_cell(self, key: str) -> dict[str, Any] | None:
         """Return a finished cell, or None where it is missing; a damaged one is put aside and counts as missing."""
-        path = self._path(key, ".json")
+        return self._read(self._path("cells", key, ".json"), key, CELL_FORMAT, "selected")
+
+    def read_training(self, key: str) -> dict[str, Any] | None:
+        """Return a finished training, or None where it is missing; a damaged one is put aside and counts as missing."""
+        return self._read(self._path("utility", key, ".json"), key, TRAINING_FORMAT, "final_accuracy")
+
+    def _read(self, path: Path, key: str, known: str, needed: str) -> dict[str, Any] | None:
         try:
             found = json.loads(path.read_bytes())
         except FileNotFoundError:
@@ -87,7 +92,7 @@ class Store:
             raise UsageError(f"cannot read {str(path)!r}: {error.strerror or error}") from error
         except (ValueError, RecursionError):
             found = None
-        if isinstance(found, dict) and found.get("format") == CELL_FORMAT and found.get("key") == key and "selected" in found:
+        if isinstance(found, dict) and found.get("format") == known and found.get("key") == key and needed in found:
             return found
         self._put_aside(path)
         return None
@@ -105,22 +110,39 @@ class Store:
         """
         texts = {".timing.json": _json_bytes(timing), ".json": _json_bytes({**record, "key": key})}
         if pictures:
-            self._write(self._path(key, ".npz"), npz_bytes(pictures))
+            self._write(self._path("cells", key, ".npz"), npz_bytes(pictures))
         for suffix, text in texts.items():
-            self._write(self._path(key, suffix), text)
+            self._write(self._path("cells", key, suffix), text)
+
+    def give_utility(self, key: str, utility: Mapping[str, Any]) -> None:
+        """Write what trainings found into a finished cell; one that has it already or is not done is left alone."""
+        record = self.read_cell(key)
+        if record is not None and record.get("utility") != _plain(utility):
+            self._write(self._path("cells", key, ".json"), _json_bytes({**record, "utility": utility}))
+
+    def write_training(self, key: str, record: Mapping[str, Any], timing: Mapping[str, Any]) -> None:
+        """Write a finished training: timing, then the record, which says that it is whole; its checkpoints go."""
+        for suffix, content in ((".timing.json", timing), (".json", {**record, "key": key})):
+            self._write(self._path("utility", key, suffix), _json_bytes(content))
+        shutil.rmtree(self.work_folder(key), ignore_errors=True)
+
+    def work_folder(self, key: str) -> Path:
+        """Return where a training keeps its checkpoints until it is done."""
+        return self._path("utility", key, ".work")
 
     def write_run(self, run: Mapping[str, Any]) -> None:
         """Write run.json."""
         self._write(self.out / "run.json", _json_bytes(run))
 
-    def _path(self, key: str, suffix: str) -> Path:
+    def _path(self, room: str, key: str, suffix: str) -> Path:
         if not KEY.fullmatch(key):
             raise GradveilError(f"{key!r} is no key of a cell: 16 hex digits are needed")
-        return self._cells / f"{key}{suffix}"
+        return self.out / room / f"{key}{suffix}"
 
     def _write(self, path: Path, content: bytes) -> None:
         beside = path.with_name(f".{path.name}.{os.getpid()}.part")
         try:
+            path.parent.mkdir(parents=True, exist_ok=True)
             with beside.open("wb") as handle:
                 handle.write(content)
                 handle.flush()
@@ -141,7 +163,7 @@ class Store:
             path.replace(aside)
         except OSError as error:
             self._refuse(path, error)
-        note = f"{path.name} was half-written or damaged; it is kept as {aside.name}, and the cell is measured again"
+        note = f"{path.name} was half-written or damaged; it is kept as {aside.name}, and what it held is measured again"
         self.notes.append(note)
         logger.warning(note)
 

@@ -23,6 +23,7 @@ Wholes = list[int] | None
 DEFENSE_HELP = (
     "Defense or chain, as in 'clipping(bound=1.0) + gaussian_noise(std=0.01)'; name:ladder runs all its strengths; repeatable."
 )
+UTILITY_HELP = "Also train this many federated rounds with every defense, to measure accuracy, bytes and time."
 LIMIT_HELP = "Exit with 1 if the upper confidence bound is beyond, as in 'identified>0.05'; repeatable."
 
 
@@ -38,6 +39,7 @@ def audit(
     defense: Annotated[Texts, typer.Option(help=DEFENSE_HELP)] = None,
     ensemble: Annotated[Texts, typer.Option(help="quick, standard, or one attack; repeatable.")] = None,
     records: Annotated[int | None, typer.Option(help="How many records are attacked.")] = None,
+    utility: Annotated[int | None, typer.Option(metavar="ROUNDS", help=UTILITY_HELP)] = None,
     out: Annotated[Path | None, typer.Option(metavar="DIR", help="Folder for results; the same folder continues a run.")] = None,
     seed: Annotated[int | None, typer.Option(help="Root of all randomness.")] = None,
     device: Annotated[str | None, typer.Option(help="auto, cpu or cuda.")] = None,
@@ -73,7 +75,7 @@ def audit(
     }
     if workers is not None and workers < 1:
         raise UsageError(f"--workers is {workers}; start at least 1")
-    asked = _read_plan(plan, changes)
+    asked = _ask_for_utility(_read_plan(plan, changes), utility)
     if dry_run:
         _estimate(asked, workers, as_json)
         return
@@ -90,6 +92,16 @@ def _read_plan(file: Path | None, changes: dict[str, Any]) -> Plan:
 
     base = Plan.from_toml(file) if file else Plan.default()
     return base.override(**{name: value or None if isinstance(value, list) else value for name, value in changes.items()})
+
+
+def _ask_for_utility(plan: Plan, rounds: int | None) -> Plan:
+    from gradveil.audit.utility_settings import UtilitySettings
+
+    if rounds is None:
+        return plan
+    if rounds < 1:
+        raise UsageError(f"--utility is {rounds}; ask for at least 1 round of training")
+    return plan.override(utility=(plan.utility or UtilitySettings()).replace(rounds=rounds))
 
 
 def _estimate(plan: Plan, workers: int | None, as_json: bool) -> None:
@@ -126,6 +138,8 @@ def _run_captured(plan: Plan, update: Path, folder: Path, as_json: bool) -> None
         raise UsageError(f"there is no file {str(update)!r} to attack")
     if plan.fail_if:
         raise UsageError("--fail-if needs the truth, which a captured update does not bring; leave it out with --update")
+    if plan.utility is not None:
+        raise UsageError("a captured update cannot be trained with; leave utility out with --update")
     if len(cells) != 1:
         raise UsageError(f"--update attacks one update, and the plan has {len(cells)} cells; name one model and one --defense")
     from gradveil.audit.captured import audit_captured

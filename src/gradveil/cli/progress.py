@@ -39,10 +39,19 @@ class Clock:
 
 
 def share_done(progress: Progress) -> float:
-    """Return how much is done: by steps where they are counted, else by cells."""
-    if progress.steps > 0:
-        return min(1.0, progress.done_steps / progress.steps)
-    return progress.done_cells / progress.cells if progress.cells else 1.0
+    """Return how much is done: by steps where they are counted, else by cells; a training weighs as much as a cell."""
+    cells = progress.done_cells / progress.cells if progress.cells else 1.0
+    attacked = min(1.0, progress.done_steps / progress.steps) if progress.steps > 0 else cells
+    if not progress.rounds:
+        return attacked
+    trained = progress.done_rounds / progress.rounds
+    return (attacked * progress.cells + trained * progress.trainings) / (progress.cells + progress.trainings)
+
+
+def counted(progress: Progress) -> str:
+    """Return what is done in words."""
+    cells = f"{progress.done_cells}/{progress.cells} cells"
+    return f"{cells}, {progress.done_trainings}/{progress.trainings} trainings" if progress.trainings else cells
 
 
 def time_left(seconds: float | None) -> str:
@@ -80,21 +89,22 @@ def _bar() -> Iterator[Report]:
 
         def report(progress: Progress) -> None:
             done = share_done(progress)
-            cells, left = f"{progress.done_cells}/{progress.cells} cells", time_left(clock.left(done))
-            display.update(task, completed=done, description=progress.label, cells=cells, left=left)
+            left = time_left(clock.left(done))
+            display.update(task, completed=done, description=progress.label, cells=counted(progress), left=left)
 
         yield report
 
 
 def _lines(now: Callable[[], float] = time.monotonic) -> Report:
-    clock, last = Clock(now), (-1, -LINE_EVERY)
+    clock, last = Clock(now), (-1, -LINE_EVERY)  # what was done, and when
 
     def report(progress: Progress) -> None:
         nonlocal last
         done, left = share_done(progress), clock.left(share_done(progress))
-        if progress.done_cells == last[0] and now() - last[1] < LINE_EVERY:
+        ended = progress.done_cells + progress.done_trainings
+        if ended == last[0] and now() - last[1] < LINE_EVERY:
             return
-        last = (progress.done_cells, now())
-        note(f"{progress.done_cells}/{progress.cells} cells · {done:.0%} · {time_left(left)} · {progress.label}")
+        last = (ended, now())
+        note(f"{counted(progress)} · {done:.0%} · {time_left(left)} · {progress.label}")
 
     return report

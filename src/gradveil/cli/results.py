@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -11,8 +12,8 @@ if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table
 
-    from gradveil.audit.estimate import Estimate
-    from gradveil.report.results import Cell, Results, Share, Summary
+    from gradveil.audit.estimate import Estimate, TrainingEstimate
+    from gradveil.report.results import Cell, Results, Share, Summary, Utility
     from gradveil.report.verdict import Setting
 
 __all__ = ["print_estimate", "print_results", "results_as_dict"]
@@ -40,12 +41,14 @@ def _table(setting: Setting) -> Table:
     from rich.box import SIMPLE_HEAD
     from rich.table import Table
 
-    from gradveil.report.numbers import db, percent
+    from gradveil.report.numbers import db, percent, points
     from gradveil.report.verdict import bar_of, status_of
 
     table = Table(box=SIMPLE_HEAD, pad_edge=False)
-    table.add_column("defense", overflow="fold")
-    for name in ("identified", "plain", "informed", "PSNR", "best null", "verdict"):
+    table.add_column("defense", overflow="fold", min_width=24)
+    trained = any(cell.utility is not None for cell in setting.cells)
+    columns = ("identified", "plain", "informed", "PSNR", "best null", *(("accuracy", "change") if trained else ()), "verdict")
+    for name in columns:
         table.add_column(name, justify="left", no_wrap=True)
     for cell in setting.cells:
         bar, psnr = bar_of(cell), cell.selected.psnr
@@ -57,9 +60,14 @@ def _table(setting: Setting) -> Table:
             _count(cell.informed),
             db(psnr.median if psnr else None),
             f"{percent(bar.value)}, {db(cell.bar_psnr.value if cell.bar_psnr else None)}",
+            *((_accuracy(cell), points(cell.utility.difference if cell.utility else None)) if trained else ()),
             f"{status}{' *' if cell.warnings and not cell.failures else ''}",
         )
     return table
+
+
+def _accuracy(cell: Cell) -> str:
+    return "–" if cell.accuracy is None else f"{100 * cell.accuracy.value:.1f}\u00a0%"
 
 
 def _identified(share: Share) -> str:
@@ -115,8 +123,31 @@ def _row(cell: Cell) -> dict[str, Any]:
         "informed": vars(cell.informed.identified) if cell.informed else None,
         "psnr": vars(psnr) if psnr else None,
         "bar": vars(cell.bar) if cell.bar else None,
+        "utility": _utility(cell.utility) if cell.utility else None,
         "checks": [vars(check) for check in (*cell.failures, *cell.warnings)],
     }
+
+
+def _utility(utility: Utility) -> dict[str, Any]:
+    found = {name: getattr(utility, name) for name in ("accuracy", "undefended", "difference", "pmm")}
+    ratios = {name: getattr(utility, name) for name in ("time_ratio", "up_ratio", "total_ratio")}
+    return {name: vars(value) if value else None for name, value in found.items()} | ratios
+
+
+def _training_table(trainings: Sequence[TrainingEstimate]) -> Table:
+    from rich.box import SIMPLE_HEAD
+    from rich.table import Table
+
+    from gradveil.report.numbers import duration
+
+    table = Table(box=SIMPLE_HEAD, pad_edge=False)
+    for name in ("data", "model", "trained with", "rounds", "seeds", "about"):
+        table.add_column(name, justify="right" if name in ("rounds", "seeds", "about") else "left", overflow="fold")
+    for each in trainings:
+        training = each.training
+        rounds, seeds = str(training.utility.rounds), str(each.seeds)
+        table.add_row(training.data, training.model, training.defense, rounds, seeds, duration(each.seconds))
+    return table
 
 
 def print_estimate(estimate: Estimate) -> None:
@@ -136,6 +167,9 @@ def print_estimate(estimate: Estimate) -> None:
     out = console()
     out.print(table)
     work = f"{count(len(estimate.rows), 'cell')}, {estimate.steps:,} optimisation steps"
+    if estimate.trainings:
+        out.print(_training_table(estimate.trainings))
+        work += f", {count(sum(each.seeds for each in estimate.trainings), 'training')}"
     cost = f"about {duration(estimate.seconds)} and {size(estimate.memory_mb * 1e6)} of memory"
     workers = count(estimate.workers, "worker process", "worker processes")
     out.print(f"{work}: {cost} with {workers} on {estimate.device}. This is an estimate, from timing one step on this machine.")

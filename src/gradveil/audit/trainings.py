@@ -1,0 +1,237 @@
+"""Utility: one federated training per defense and seed, kept like a cell, and what the pairs of them say about a defense.
+
+A training does not depend on the attack or on the batch size under attack, so all cells with the same data, model and defense
+share it. The undefended training of the same seed is always among them: accuracy means little without it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+import statistics
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from gradveil.audit.cells import Cell
+from gradveil.audit.pairs import pair_up
+from gradveil.audit.utility_settings import UtilitySettings
+
+if TYPE_CHECKING:
+    from gradveil.federation.engine import FederationSettings, RoundRecord, TrainingResult
+
+__all__ = [
+    "BASELINE",
+    "TRAINING_FORMAT",
+    "Training",
+    "all_trainings",
+    "cell_utility",
+    "check_trainings",
+    "run_training",
+    "trainings_of",
+]
+
+TRAINING_FORMAT = "gradveil-utility-1"
+BASELINE = "none"
+CHECKPOINTS = 10
+
+
+@dataclass(frozen=True, kw_only=True)
+class Training:
+    """One federated training: every setting that decides its result.
+
+    Attributes:
+        data: Built-in name or path.
+        labels: Path of a labels file, or empty.
+        scale: How values of files are brought to [0, 1].
+        model: Built-in spelling or ``module:factory``.
+        weights: Path of the weights it starts from, or empty for fresh ones.
+        defense: Spelling of the defense or chain.
+        seed: Root of all randomness.
+        device: ``cpu`` or ``cuda``.
+        loss: Registered loss or ``module:function``.
+        utility: How the federation trains; the number of seeds plays no part in one training.
+    """
+
+    data: str
+    labels: str = ""
+    scale: str = ""
+    model: str
+    weights: str = ""
+    defense: str = BASELINE
+    seed: int = 0
+    device: str = "cpu"
+    loss: str = "cross_entropy"
+    utility: UtilitySettings
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return the settings as plain JSON values, in order."""
+        own = {field.name: getattr(self, field.name) for field in dataclasses.fields(self) if field.name != "utility"}
+        return own | {name: value for name, value in self.utility.as_dict().items() if name != "seeds"}
+
+    def key(self, **content: str | int) -> str:
+        """Return the 16 hex digits under which the result is kept.
+
+        Args:
+            content: What the settings only name: digests of data and weights, the code version, thread count.
+        """
+        text = json.dumps({"format": TRAINING_FORMAT, "training": self.as_dict(), "content": content}, sort_keys=True)
+        return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+    def undefended(self) -> Training:
+        """Return the training it is paired with."""
+        return dataclasses.replace(self, defense=BASELINE)
+
+    def federation(self) -> FederationSettings:
+        """Return the settings as the training engine takes them."""
+        from gradveil.federation.engine import FederationSettings
+
+        return FederationSettings(**self.as_dict())
+
+
+def trainings_of(cell: Cell, utility: UtilitySettings) -> list[Training]:
+    """Return the trainings behind one cell's utility, one per seed; the seeds follow on from the cell's."""
+    return [
+        Training(
+            data=cell.data,
+            labels=cell.labels,
+            scale=cell.scale,
+            model=cell.model,
+            weights=cell.weights,
+            defense=cell.defense,
+            seed=cell.seed + index,
+            device=cell.device,
+            loss=cell.loss,
+            # Equal trainings must have equal keys, whatever number of seeds asked for them.
+            utility=utility.replace(seeds=1),
+        )
+        for index in range(utility.seeds)
+    ]
+
+
+def all_trainings(cells: Iterable[Cell], utility: UtilitySettings) -> list[Training]:
+    """Return every training of a run once, seed by seed, undefended first: a run that is stopped early has whole pairs."""
+    wanted = [training for cell in cells for training in trainings_of(cell, utility)]
+    both = [each for training in wanted for each in (training.undefended(), training)]
+    return sorted(dict.fromkeys(both), key=lambda training: (training.seed, training.defense != BASELINE))
+
+
+def check_trainings(cells: Iterable[Cell], utility: UtilitySettings) -> None:
+    """Deal the records out to the clients of every undefended training, so that none fails for want of records later.
+
+    Raises:
+        UsageError: One sentence about the split, the model or the data.
+    """
+    from gradveil.federation.setup import build_federation
+
+    for training in all_trainings(cells, utility):
+        if training.defense == BASELINE:
+            build_federation(training.federation())
+
+
+@dataclass(frozen=True)
+class TrainingOutcome:
+    """One training: what is the same on every run, and what is not."""
+
+    record: dict[str, Any]
+    timing: dict[str, Any]
+
+
+def run_training(
+    training: Training, *, key: str = "", work: Path | None = None, report: Callable[[int, int], None] | None = None
+) -> TrainingOutcome:
+    """Train once and return what the report and the recommendation need.
+
+    Args:
+        training: The settings.
+        key: Under which the result is kept.
+        work: Folder for checkpoints, from which a killed training goes on; None keeps none.
+        report: Told ``(rounds done, rounds planned)``.
+    """
+    from gradveil.federation.engine import train
+
+    def told(record: RoundRecord) -> None:
+        if report is not None:
+            report(record.round, training.utility.rounds)
+
+    # A checkpoint a round would cost small models more time than the rounds a killed training repeats.
+    every = max(1, training.utility.rounds // CHECKPOINTS)
+    result = train(training.federation(), out=work, on_round=told, latency=True, checkpoint_every=every)
+    return TrainingOutcome(_record(training, key, result), _timing(key, result))
+
+
+def _record(training: Training, key: str, result: TrainingResult) -> dict[str, Any]:
+    return {
+        "format": TRAINING_FORMAT,
+        "key": key,
+        "training": training.as_dict(),
+        "chance": _chance(training),
+        "final_accuracy": result.final_accuracy,
+        "best_accuracy": result.best_accuracy,
+        "bytes": {"up": result.bytes_up, "down": result.bytes_down},
+        "rounds": [
+            {
+                "round": each.round,
+                "accuracy": each.accuracy,
+                "loss": each.loss,
+                "bytes_up": each.bytes_up,
+                "bytes_down": each.bytes_down,
+                "refused": each.refused,
+                "counters": dict(each.counters),
+            }
+            for each in result.rounds
+        ],
+    }
+
+
+def _chance(training: Training) -> float:
+    """Return the accuracy of always naming the most frequent class."""
+    from gradveil.data import load_data
+
+    options = {name: value for name, value in (("labels", training.labels), ("scale", training.scale)) if value}
+    counts = load_data(training.data, **options).counts()  # type: ignore[arg-type]
+    return max(counts) / sum(counts)
+
+
+def _timing(key: str, result: TrainingResult) -> dict[str, Any]:
+    return {
+        "key": key,
+        "seconds": round(result.seconds, 3),
+        "client_seconds": [each.client_seconds for each in result.rounds],
+        "latency": result.latency.as_dict() if result.latency is not None else None,
+    }
+
+
+def cell_utility(
+    utility: UtilitySettings, own: Sequence[Mapping[str, Any] | None], undefended: Sequence[Mapping[str, Any] | None]
+) -> dict[str, Any] | None:
+    """Return the ``utility`` of a cell from the trainings that are done, or None where no pair is.
+
+    Args:
+        utility: What the plan asked for.
+        own: The cell's trainings, one per seed; None where one is not done.
+        undefended: The trainings they are paired with, in the same order.
+    """
+    pairs = [
+        (a, b) for a, b in zip(own, undefended, strict=True) if a is not None and b is not None and _trained(a) and _trained(b)
+    ]
+    if not pairs:
+        return None
+    sides = list(zip(*pairs, strict=True))
+    accuracy = [{each["training"]["seed"]: each["final_accuracy"] for each in side} for side in sides]
+    sent = [{name: statistics.fmean(each["bytes"][name] for each in side) for name in ("up", "down")} for side in sides]
+    return {
+        "settings": utility.as_dict(),
+        "seeds": [a["training"]["seed"] for a, _ in pairs],
+        "trainings": [a["key"] for a, _ in pairs],
+        "baseline": [b["key"] for _, b in pairs],
+        **pair_up(*accuracy),
+        "chance": pairs[0][0].get("chance"),
+        "bytes": {**sent[0], "undefended_up": sent[1]["up"], "undefended_down": sent[1]["down"]},
+    }
+
+
+def _trained(record: Mapping[str, Any]) -> bool:
+    return isinstance(record.get("final_accuracy"), float)
