@@ -22,9 +22,10 @@ from gradveil.report import numbers, pictures, tables, verdict, words
 from gradveil.report.charts import Axis, frontier_chart, identified_chart, on_frontier, strip
 from gradveil.report.load import load_results
 from gradveil.report.results import Cell, Results
-from gradveil.report.utility_charts import curve_panels, decision_chart
+from gradveil.report.training import Training, is_training, load_training
+from gradveil.report.utility_charts import curve_panels, decision_chart, training_chart
 
-__all__ = ["render_report", "write_report"]
+__all__ = ["render_report", "render_training", "write_report"]
 
 TEMPLATES = Path(__file__).parent / "templates"
 MOST_RECORDS = 1000
@@ -34,7 +35,7 @@ def write_report(results: Path, out: Path | None = None, private: bool = False) 
     """Write the report of a results folder and return its path.
 
     Args:
-        results: The folder that ``gradveil audit --out`` wrote.
+        results: The folder that ``gradveil audit --out`` or ``gradveil train --out`` wrote.
         out: The file to write; by default ``report.html`` in the folder, or ``report-private.html`` for a private one.
         private: Whether to show originals, reconstructions, labels and record ids of user data. Such a file must stay in the
             building. The shareable file is not written by the same call.
@@ -43,7 +44,10 @@ def write_report(results: Path, out: Path | None = None, private: bool = False) 
         UsageError: If the folder cannot be read, or the file cannot be written.
     """
     results = Path(results)
-    page = render_report(load_results(results, share=not private), private=private)
+    if is_training(results):
+        page = render_training(load_training(results, share=not private), private=private)
+    else:
+        page = render_report(load_results(results, share=not private), private=private)
     path = Path(out) if out is not None else results / ("report-private.html" if private else "report.html")
     if path.is_dir():
         raise UsageError(f"cannot write the report to {str(path)!r}: it is a folder; name a file")
@@ -69,6 +73,25 @@ def render_report(results: Results, *, private: bool) -> str:
     return _environment().get_template("page.html.jinja").render(**_context(results, private))
 
 
+def render_training(training: Training, *, private: bool) -> str:
+    """Return the page of one training as text."""
+    style, script = _asset("report.css"), _asset("report.js")
+    curve = training.curve
+    return (
+        _environment()
+        .get_template("training.html.jinja")
+        .render(
+            style=Markup(style),
+            script=Markup(script),
+            policy=_policy(style, script, show_pictures=False),
+            training=training,
+            private=private and not training.builtin_data,
+            chart=training_chart(curve) if curve.rounds else None,
+            words=words.utility_words(training.settings),
+        )
+    )
+
+
 @functools.cache
 def _environment() -> Environment:
     made = Environment(
@@ -87,6 +110,7 @@ def _environment() -> Environment:
         "accuracy",
         "points",
         "ratio",
+        "significant",
     ):
         made.filters[name] = getattr(numbers, name)
     made.filters["sentence"] = words.sentence

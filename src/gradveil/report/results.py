@@ -172,7 +172,13 @@ class Curve:
     rounds: tuple[int, ...]
     accuracy: tuple[float, ...]
     client_seconds: float | None = None
-    latency: float | None = None
+    defended_ms: float | None = None
+    undefended_ms: float | None = None
+
+    @property
+    def latency(self) -> float | None:
+        """One client's round with the defense over one without, measured in turns."""
+        return self.defended_ms / self.undefended_ms if self.defended_ms and self.undefended_ms else None
 
 
 @dataclass(frozen=True, kw_only=True)

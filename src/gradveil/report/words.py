@@ -145,7 +145,8 @@ def utility_words(settings: Mapping[str, Any]) -> str:
         return str(settings.get(name, "?"))
 
     every = f"{value('clients_per_round')} of {value('clients')} clients in each of {value('rounds')} rounds"
-    local = f"{value('local_epochs')} local epochs, minibatches of {value('minibatch')}, learning rate {value('learning_rate')}"
+    epochs = "1 local epoch" if value("local_epochs") == "1" else f"{value('local_epochs')} local epochs"
+    local = f"{epochs}, minibatches of {value('minibatch')}, learning rate {value('learning_rate')}"
     return f"{every}, records dealt out {value('partition')}, {local}, {value('aggregation')}"
 
 
