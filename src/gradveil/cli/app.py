@@ -10,6 +10,7 @@ from gradveil.cli.audit import audit
 from gradveil.cli.check import check
 from gradveil.cli.init import init
 from gradveil.cli.list import list_methods
+from gradveil.cli.recommend import recommend
 from gradveil.cli.report import report
 from gradveil.cli.show import show
 from gradveil.cli.train import train
@@ -48,5 +49,6 @@ app.command()(init)
 app.command(name="list")(list_methods)
 app.command()(show)
 app.command()(report)
+app.command()(recommend)
 app.command()(check)
 app.command()(version)
