@@ -10,6 +10,7 @@ from gradveil.defenses.dp_sgd import DPSGD
 from gradveil.defenses.entry_dropout import EntryDropout
 from gradveil.defenses.example_clipping import ExampleClipping
 from gradveil.defenses.gaussian_noise import GaussianNoise
+from gradveil.defenses.graddefense import GradDefense
 from gradveil.defenses.laplace_noise import LaplaceNoise
 from gradveil.defenses.learning_rate_perturbation import LearningRatePerturbation
 from gradveil.defenses.mixed_quantisation import MixedQuantisation
@@ -21,6 +22,7 @@ from gradveil.defenses.precode import PRECODE
 from gradveil.defenses.pruning import Pruning
 from gradveil.defenses.quantisation import Quantisation
 from gradveil.defenses.soteria import Soteria
+from gradveil.defenses.svdefense import SVDefense
 from gradveil.defenses.top_k import TopK
 
 __all__ = [
@@ -40,6 +42,7 @@ __all__ = [
     "EntryDropout",
     "ExampleClipping",
     "GaussianNoise",
+    "GradDefense",
     "LaplaceNoise",
     "LearningRatePerturbation",
     "MixedQuantisation",
@@ -49,6 +52,7 @@ __all__ = [
     "Pruning",
     "Quantisation",
     "Soteria",
+    "SVDefense",
     "State",
     "TopK",
     "build_defense",

@@ -40,6 +40,7 @@ HOOKS = (
     "protect_update",
     "encode",
     "layer_weights",
+    "correct_aggregate",
 )
 
 
@@ -131,6 +132,8 @@ class Defense:
 
     card: ClassVar[DefenseCard]
     granularity: ClassVar[Literal["batch", "example"]] = "batch"
+    lossy_encoding: ClassVar[bool] = False
+    """Whether `encode` itself changes the update, so that no later part of a chain can change it any more."""
 
     def prepare(self, data: Batch, view: ClientView) -> State:
         """Return the state this client starts with, from its own data."""
@@ -176,6 +179,10 @@ class Defense:
     def layer_weights(self, payloads: Sequence[Payload]) -> list[dict[str, float]] | None:
         """Return, per payload, the aggregation weight of each tensor; None averages by number of examples."""
         return None
+
+    def correct_aggregate(self, total: Update, examples: Sequence[int]) -> Update:
+        """Return the server's mean after what the defense repairs there, given how many examples each client counted for."""
+        return total
 
     def adversary(self) -> OpenAdversary:
         """Return the attacker who knows this defense."""

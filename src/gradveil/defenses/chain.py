@@ -46,6 +46,12 @@ class Chain(Defense):
         choosers = [spell(part) for part in self.parts if part.overrides("layer_weights")]
         if len(choosers) > 1:
             raise DefenseOrder(f"only one defense of a chain can choose aggregation weights, not {' and '.join(choosers)}")
+        lossy = next((index for index, part in enumerate(self.parts) if part.lossy_encoding), len(self.parts))
+        after = [part for part in self.parts[lossy + 1 :] if part.overrides("protect_update")]
+        if after:
+            ends = [self.parts[lossy], *(part for part in self.parts[lossy + 1 :] if not part.overrides("protect_update"))]
+            better = " + ".join(spell(part) for part in (*self.parts[:lossy], *after, *ends))
+            raise DefenseOrder(f"{spell(self.parts[lossy])} acts when the update is encoded, so nothing can follow: {better}")
         gradient = [part for part in self.parts if part.overrides("protect_gradient")]
         late = [part for before, part in pairwise(gradient) if before.granularity == "batch" != part.granularity]
         if late:
@@ -139,6 +145,12 @@ class Chain(Defense):
         """Let the one part that chooses aggregation weights choose."""
         owner = self._owner("layer_weights")
         return owner.layer_weights(payloads) if owner else super().layer_weights(payloads)
+
+    def correct_aggregate(self, total: Update, examples: Sequence[int]) -> Update:
+        """Let the parts repair the mean in reverse: what was done last is undone first."""
+        for part in reversed(self.parts):
+            total = part.correct_aggregate(total, examples)
+        return total
 
     def adversary(self) -> OpenAdversary:
         """Return the composition of the parts' attackers."""
@@ -239,6 +251,11 @@ class ChainAdversary(OpenAdversary):
     def clearest_round(self, observation: Observation) -> int:
         """Return the first round in which every part that rests at some time rests."""
         return max(part.clearest_round(observation) for part in self.parts)
+
+    def label_evidence(self, observation: Observation, bias: Tensor, prediction: Tensor) -> Tensor | None:
+        """Return what the last part says that reads the bias in its own way."""
+        told = (part.label_evidence(observation, bias, prediction) for part in reversed(self.parts))
+        return next((evidence for evidence in told if evidence is not None), None)
 
     def noise_std(self, observation: Observation) -> float | None:
         """Return the noise of all parts together, where nothing after the first of them changes the update otherwise."""

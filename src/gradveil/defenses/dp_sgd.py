@@ -80,11 +80,11 @@ class DPSGDAdversary(ClippedExamplesAdversary):
         "many rounds spend it; at small noise it is a formality",
         acts_on=("gradient",),
         ladder=(
+            {"noise_multiplier": 0.001},
             {"noise_multiplier": 0.01},
             {"noise_multiplier": 0.1},
             {"noise_multiplier": 0.5},
             {"noise_multiplier": 1.0},
-            {"noise_multiplier": 2.0},
         ),
         off={"noise_multiplier": 0.0, "bound": None},
         random=True,

@@ -158,7 +158,8 @@ class Server:
             chosen, liars = _layer_weights(defense, reception.payloads)
             refused |= liars
             accepted = tuple(client for client in reception.updates if client not in liars)
-            total = aggregate([reception.updates[client] for client in accepted], spec, chosen)
+            updates = [reception.updates[client] for client in accepted]
+            total = defense.correct_aggregate(aggregate(updates, spec, chosen), [update.examples for update in updates])
             return Step(self._moved(total), accepted, refused)
         except BadUpdate as error:
             return Step(self, (), refused, f"the weights stay as they were: {error}")

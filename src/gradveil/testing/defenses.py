@@ -46,6 +46,7 @@ STATION_WORDS = {
     "protect_update": "update",
     "encode": "wire",
     "layer_weights": "aggregation",
+    "correct_aggregate": "aggregation",
 }
 
 
