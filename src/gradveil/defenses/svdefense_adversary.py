@@ -1,0 +1,174 @@
+"""The attacker who knows SVDefense: a truncated matrix still says exactly what the true one does to its kept directions."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from gradveil.adversary import OBSERVED, OpenAdversary, prefixed, with_prefix
+from gradveil.defenses.truncation import ChannelWeights
+from gradveil.records import Comparison, Observation, Payload
+from gradveil.tensors import Named, norm
+from gradveil.wire.factors import entropies_of, factors_of, matrix_shape
+
+__all__ = ["TruncationAdversary"]
+
+RIGHT, LEFT, NORMS, TRUST = "right/", "left/", "norms/", "trust/"
+EXACT_ENTROPY = 1e-9
+"""Below it a spectrum has one value: the rest holds less than about 1e-10 of the energy, as rounding to single precision does."""
+EXACT_TILT = 1e-6
+"""Squared length above one of the rows of V^T that rounding to single precision explains."""
+NEGLIGIBLE = 1e-5
+"""Singular values of a matrix sent as a whole below this share of the largest are rounding."""
+PRECISION = 2e-5
+"""A tensor with noise counts as if all others were exact to this share of the update.
+
+Smaller trusts noisy tensors less. On the sigmoid LeNet 2e-4 and 2e-5 identify most records over the whole range of the knob;
+at 1e-3 the noise of one layer hides what the others say, and at 2e-6 nothing is read off the noisy layers any more.
+"""
+_TINY = 1e-30
+
+
+@dataclass(frozen=True)
+class TruncationAdversary(OpenAdversary):
+    """Compares a dummy gradient g with what was sent only where the two coincide at the truth.
+
+    With ``A = D W`` (D the channel weights), ``A ≈ U S V^T`` and ``L = W V``, three relations hold exactly:
+
+    * ``g V = L``: what W does to the kept right vectors. It is the same as ``g V V^T = W_hat``, in fewer numbers.
+    * ``(D^2 L)^T g = (D^2 L)^T W_hat``: the kept left vectors are orthogonal, weighted by D, to all that was cut off. D is
+      that of the dummy, which is the client's at the truth, so the relation needs no I on the wire.
+    * the row norms of g are I: L2 norms with squared weights, L1 norms with absolute ones, nothing without or where I was
+      not sent.
+
+    V is read off the factors, or by an SVD off a matrix that was sent as a whole. Matching W_hat directly has no such
+    property: g is not truncated, and a truncation of it is another function at every step.
+
+    The hardened defense adds to each row of V^T a vector of a length that can be read off the row, ``|v'|^2 = 1 + t^2``.
+    That is noise of relative size t on the second relation, and of t √(k / q) on the first, so both are weighted by how
+    exact they are. The feature behind the last layer is still read off its noisy gradient by feature inversion: nothing
+    about that attack asks for exactness.
+
+    Under secure aggregation nobody sees factors; then this attacker compares as one who ignores the truncation and says that
+    it is incomplete. The generic straight-through attacker covers that case.
+
+    The entropies, one number per layer, are used for nothing but telling exact layers.
+
+    Attributes:
+        weights: How the defense weighs channels.
+        least_error: The hardened defense's knob; 0 is the plain one.
+    """
+
+    weights: ChannelWeights = "squared"
+    least_error: float = 0.0
+
+    def incomplete_for(self, observation: Observation) -> bool:
+        """Tell whether the factors were hidden by a secure aggregate."""
+        return not observation.payloads
+
+    def evidence(self, observation: Observation, round_index: int) -> Named:
+        """Return the update and, per matrix, kept directions padded to full rank, what W does to them, norms and trust."""
+        seen = observation.updates[round_index].weights
+        found = with_prefix(seen, OBSERVED)
+        if not observation.payloads:
+            return found
+        payload = observation.payloads[round_index]
+        precision = PRECISION * float(norm({name: value.double() for name, value in seen.items()}))
+        for name, value in seen.items():
+            shape = matrix_shape(tuple(value.shape))
+            if shape is None:
+                continue
+            own = self._read(payload, name, value.reshape(shape))
+            noise = own.tilt * float(value.norm()) * torch.tensor([math.sqrt(own.rank / shape[1]), 1.0], dtype=torch.float64)
+            trust = precision / (precision**2 + noise.square()).sqrt().clamp_min(_TINY) if precision else torch.ones_like(noise)
+            found |= {RIGHT + name: own.right, LEFT + name: own.left, NORMS + name: own.norms, TRUST + name: trust.to(value)}
+        return found
+
+    def compare(self, evidence: Named, simulated: Named, variables: Named) -> Comparison:
+        """Apply the three relations to every matrix; compare the rest as it is."""
+        observed, right, left, norms, trust = (prefixed(evidence, key) for key in (OBSERVED, RIGHT, LEFT, NORMS, TRUST))
+        ours: Named = {}
+        theirs: Named = {}
+        for name, value in simulated.items():
+            if name not in right:
+                ours[name], theirs[name] = value, observed[name]
+                continue
+            matrix, seen = (each.reshape(each.shape[0], -1) for each in (value, observed[name]))  # (p, q)
+            along, across = trust[name][0], trust[name][1]
+            ours[name], theirs[name] = along * (matrix @ right[name].T), along * left[name]  # (p, r)
+            # Detached: at the truth the relation holds for the true D, and slopes through D only bend the way there.
+            kept = self._row_energies(matrix.detach()) * left[name]
+            kept = across * kept / (kept.square().sum() + _TINY).sqrt()
+            ours[f"{name} across"], theirs[f"{name} across"] = kept.T @ matrix, kept.T @ seen  # (r, q)
+            if self.weights != "none" and not self.least_error:
+                told = norms[name]
+                sent = (told.amax() > 0).to(told)
+                ours[f"{name} norms"], theirs[f"{name} norms"] = sent * self._row_norms(matrix, told), told
+        return Comparison(ours, theirs)
+
+    def _row_energies(self, matrix: Tensor) -> Tensor:
+        """Return D^2 up to a factor, as a column."""
+        if self.weights == "none":
+            return torch.ones_like(matrix[:, :1])
+        energies = (matrix.square() if self.weights == "squared" else matrix.abs()).sum(1, keepdim=True)
+        return energies / (energies.amax() + _TINY)
+
+    def _row_norms(self, matrix: Tensor, told: Tensor) -> Tensor:
+        """Return the dummy's row norms, smooth where a row is zero; L1 norms as if all entries had the size of their mean."""
+        if self.weights == "squared":
+            return (matrix.square().sum(1) + 1e-12 * told.amax().square() + _TINY).sqrt()
+        return matrix.abs().sum(1) / math.sqrt(matrix.shape[1])
+
+    def exact(self, observation: Observation) -> frozenset[str]:
+        """Return the tensors that are not truncated and, unhardened, those of rank one or full rank."""
+        weights = observation.update.weights
+        names = {name for name, value in weights.items() if matrix_shape(tuple(value.shape)) is None}
+        if self.least_error or not observation.payloads:
+            return frozenset(names)
+        payload = observation.payloads[0]
+        for name, entropy in entropies_of(payload).items():
+            matrix = weights[name].reshape(len(weights[name]), -1)
+            if entropy < EXACT_ENTROPY or self._read(payload, name, matrix).rank == min(matrix.shape):
+                names.add(name)
+        return frozenset(names)
+
+    def _read(self, payload: Payload, name: str, matrix: Tensor) -> _Kept:
+        factors = factors_of(payload, name)
+        wide, norms = matrix.double(), torch.zeros_like(matrix[:, 0])
+        if factors is None:
+            left, sigma, right = torch.linalg.svd(wide, full_matrices=False)
+            keep = sigma > NEGLIGIBLE * sigma[0]
+            # Of a tilted matrix sent as a whole nobody knows how far it was tilted; it is at most this.
+            return _Kept.padded(right[keep], (left * sigma)[:, keep], norms, math.sqrt(self.least_error), matrix)
+        right = factors.right.double()
+        if factors.scale is not None:
+            told = factors.scale
+            norms = told if self.weights == "squared" else told.square() / math.sqrt(matrix.shape[1])
+        if not self.least_error:
+            return _Kept.padded(right, wide @ right.T, norms, 0.0, matrix)
+        longer = float(right.square().sum(1).mean()) - 1
+        tilt = math.sqrt(longer) if longer > EXACT_TILT else 0.0
+        return _Kept.padded(right, factors.left.double() * factors.sigma.double(), norms, tilt, matrix)
+
+
+@dataclass(frozen=True)
+class _Kept:
+    """What one matrix discloses: V^T (r, q) and W V (p, r), zero beyond the rank sent, row norms, tilt and rank."""
+
+    right: Tensor
+    left: Tensor
+    norms: Tensor
+    tilt: float
+    rank: int
+
+    @classmethod
+    def padded(cls, right: Tensor, left: Tensor, norms: Tensor, tilt: float, like: Tensor) -> _Kept:
+        """Pad with zeros to the largest rank there can be, so that many observations stack."""
+        rows, columns = like.shape
+        most, rank = min(rows, columns), len(right)
+        whole_right, whole_left = right.new_zeros((most, columns)), left.new_zeros((rows, most))
+        whole_right[:rank], whole_left[:, :rank] = right, left
+        return cls(whole_right.to(like), whole_left.to(like), norms, tilt, rank)

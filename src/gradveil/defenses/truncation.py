@@ -1,0 +1,158 @@
+"""Truncated singular value decomposition of a weight matrix with channel weights: the mathematics of SVDefense.
+
+    A = (I / max I) W = U S V^T,   s_i = S_i^2 / sum S^2,   e = - sum s_i log s_i,   k = least k with s_1 + ... + s_k > T
+
+The decomposition comes from the eigenvectors of the smaller Gram matrix in double precision, A A^T or A^T A, which costs one
+product and one small eigenproblem. Squaring loses half of the digits, so singular values below about 1e-8 of the largest one
+are noise; none of them is kept unless the threshold is that near to one, and then they weigh nothing.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+__all__ = ["ChannelWeights", "Truncation", "channel_weights", "rank_above", "spectral_entropy", "truncate"]
+
+ChannelWeights = Literal["squared", "absolute", "none"]
+
+DEAD = 1e-10
+"""Channels with less than this share of the largest weight count as dead.
+
+Dividing by a channel's weight amplifies the rounding of the decomposition by its inverse: 1e-16 / 1e-10 is still far below
+what single precision resolves, and what such a channel would have sent is 1e-10 of the update.
+"""
+_ROUNDING = 1e-15
+"""Eigenvalues of the Gram matrix below this share of the largest one, times its size, cannot be told from zero."""
+
+
+@dataclass(frozen=True)
+class Truncation:
+    """What is left of a matrix W, in double precision: ``W V_k V_k^T``.
+
+    Attributes:
+        scale: (p,) channel weights I, zero where a channel is dead; None where all weigh the same.
+        left: (p, k) left singular vectors of the weighted matrix.
+        sigma: (k,) its singular values.
+        right: (k, q) its right singular vectors, as rows.
+        projected: (p, k) ``W V_k``; with ``right`` it gives the truncated matrix without any division.
+        entropy: Of the whole spectrum, natural logarithm.
+        rank: Of the weighted matrix.
+        residual: Share of the energy of W that is cut off, from 0 to 1.
+    """
+
+    scale: Tensor | None
+    left: Tensor
+    sigma: Tensor
+    right: Tensor
+    projected: Tensor
+    entropy: float
+    rank: int
+    residual: float
+
+    @property
+    def whole(self) -> Tensor:
+        """Return the truncated matrix."""
+        return self.projected @ self.right
+
+
+def channel_weights(matrix: Tensor, kind: ChannelWeights) -> Tensor | None:
+    """Return I, one weight per row: the row's L2 norm (squared), the root of its L1 norm (absolute), or None.
+
+    Rows below `DEAD` of the largest weight get zero.
+    """
+    if kind == "none":
+        return None
+    largest = matrix.abs().amax().clamp_min(torch.finfo(matrix.dtype).tiny)
+    # In units of the largest entry, so that squares neither overflow nor vanish.
+    unit = matrix / largest
+    squared = kind == "squared"
+    weights = unit.square().sum(1).sqrt() * largest if squared else unit.abs().sum(1).sqrt() * largest.sqrt()
+    return torch.where(weights > DEAD * weights.max(), weights, torch.zeros_like(weights))
+
+
+def spectral_entropy(energies: Tensor) -> float:
+    """Return ``- sum s log s`` of the energies' shares; zeros are left out, and all zeros have entropy 0.
+
+    >>> round(spectral_entropy(torch.tensor([1.0, 1.0, 0.0])), 6)
+    0.693147
+    """
+    total = energies.sum()
+    if not bool(total > 0):
+        return 0.0
+    shares = energies / total
+    shares = shares[shares > 0]
+    return max(0.0, float(-(shares * shares.log()).sum()))
+
+
+def rank_above(energies: Tensor, threshold: float) -> int:
+    """Return the least k whose first energies hold strictly more than the threshold's share, between 1 and the number above zero.
+
+    >>> rank_above(torch.tensor([3.0, 1.0]), 0.75)
+    2
+    """
+    rank = max(1, int((energies > 0).sum()))
+    total = energies.sum()
+    if not bool(total > 0):
+        return 1
+    enough = (energies.cumsum(0) / total > threshold).nonzero()
+    return min(rank, int(enough[0]) + 1) if len(enough) else rank
+
+
+def truncate(matrix: Tensor, *, weights: ChannelWeights, beta: float, threshold: float | None) -> Truncation:
+    """Truncate one matrix.
+
+    Args:
+        matrix: (p, q), finite.
+        weights: How channels are weighted.
+        beta: Sensitivity of the adaptive threshold ``1 - exp(-beta e)``.
+        threshold: A fixed threshold instead, or None.
+    """
+    wide = matrix.double()
+    scale = channel_weights(wide, weights)
+    largest = wide.abs().amax()
+    if not bool(largest > 0):
+        return _nothing(wide, scale)
+    # In units of the largest entry: the Gram matrix squares what is squared already by the channel weights.
+    unit = wide / largest
+    weighted = unit if scale is None else unit * (scale / scale.max())[:, None]
+    vectors, energies, tall = _gram_factors(weighted)
+    entropy = spectral_entropy(energies)
+    limit = threshold if threshold is not None else -math.expm1(-beta * entropy)
+    k = rank_above(energies, limit)
+    sigma = energies[:k].sqrt()
+    if tall:
+        right = vectors[:, :k].T  # (k, q)
+        left = weighted @ right.T / sigma
+    else:
+        left = vectors[:, :k]  # (p, k)
+        right = (left.T @ weighted) / sigma[:, None]
+    projected = unit @ right.T  # (p, k)
+    # W V V^T projects orthogonally, so what is cut off is the difference of the energies.
+    residual = 1 - float(projected.square().sum() / unit.square().sum())
+    rank = int((energies > 0).sum())
+    return Truncation(scale, left, sigma * largest, right, projected * largest, entropy, rank, min(1.0, max(0.0, residual)))
+
+
+def _gram_factors(matrix: Tensor) -> tuple[Tensor, Tensor, bool]:
+    """Return eigenvectors and falling eigenvalues of the smaller Gram matrix, and whether it is the one of the columns."""
+    rows, columns = matrix.shape
+    tall = rows > columns
+    gram = matrix.T @ matrix if tall else matrix @ matrix.T
+    energies, vectors = torch.linalg.eigh(gram)
+    energies, vectors = energies.flip(0).clamp_min(0), vectors.flip(1)
+    noise = _ROUNDING * max(rows, columns) * energies[0]
+    return vectors, torch.where(energies > noise, energies, torch.zeros_like(energies)), tall
+
+
+def _nothing(matrix: Tensor, scale: Tensor | None) -> Truncation:
+    """Return the truncation of a matrix of zeros: rank 1 on the wire, and zero."""
+    rows, columns = matrix.shape
+    right = torch.zeros((1, columns), dtype=matrix.dtype, device=matrix.device)
+    right[0, 0] = 1
+    zeros = torch.zeros((rows, 1), dtype=matrix.dtype, device=matrix.device)
+    return Truncation(scale, zeros, zeros[0], right, zeros, 0.0, 0, 0.0)
