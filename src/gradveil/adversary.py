@@ -128,6 +128,10 @@ class OpenAdversary:
         """Return 0: no round seen is less protected than the first."""
         return 0
 
+    def label_evidence(self, observation: Observation, bias: Tensor, prediction: Tensor) -> Tensor | None:
+        """Return None: the bias is read as the gradient it is."""
+        return None
+
     def noise_std(self, observation: Observation) -> float | None:
         """Return None: the release carries no noise of known law."""
         return None

@@ -232,6 +232,13 @@ class AdversaryModel(Protocol):
         """Index of the round seen that is protected least, for attacks that read one round only."""
         ...
 
+    def label_evidence(self, observation: Observation, bias: Tensor, prediction: Tensor) -> Tensor | None:
+        """Evidence per class, the lower the likelier, from the last bias as sent and the global model's mean prediction.
+
+        Asked for one example in the clearest round; None reads the bias as a gradient.
+        """
+        ...
+
     def noise_std(self, observation: Observation) -> float | None:
         """Return the known standard deviation of Gaussian noise on the compared tensors, or None."""
         ...

@@ -11,7 +11,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from gradveil.records import Observation
+from gradveil.records import Knowledge, Observation
 from gradveil.tensors import Named
 
 __all__ = ["classifier_layer", "label_scores", "recover_labels"]
@@ -35,6 +35,10 @@ def label_scores(observation: Observation) -> Tensor | None:
     if layer is None:
         return None
     bias = layer.removesuffix("weight") + "bias"
+    if bias in update and observation.examples == 1 and Knowledge.DEFENSE in observation.threat.knows:
+        known = observation.adversary.label_evidence(observation, update[bias], _mean_prediction(observation))
+        if known is not None:
+            return known
     told = bias in update and bool((update[bias] < 0).any())
     scores = update[bias] if told else update[layer].sum(1)
     settings = observation.learner.settings

@@ -26,9 +26,13 @@ ROUNDS = "censor_rounds"
 FALLBACKS = "censor_fallbacks"
 INVARIANTS = "invariants"
 DEFENDED = "defended"
+OPEN = "open"
 
 AT_ONCE = 2**26
 """Weights of candidates held at one time: 64 million entries are half a gigabyte in float64."""
+
+PASSES_AT_ONCE = 1024
+"""Candidate-example pairs evaluated at one time."""
 
 
 def orthogonal_directions(drawn: Tensor, gradient: Tensor) -> Tensor:
@@ -133,8 +137,10 @@ class CensorAdversary(OpenAdversary):
     """Knows what the projection cannot hide: every tensor's norm, and that the gradient is orthogonal to what was sent.
 
     These are two numbers per tensor (two in all for ``scope = "whole"``), both exact at the truth; far too few to determine an
-    image, but enough to *confirm* a record one already has. Rounds in which the defense rests are compared entry by entry.
-    Tensors seen as zero are left out. Of an aggregate both hold only roughly: norms and angles of its parts are not seen.
+    image, but enough to *confirm* a record one already has; and the angle of the last bias names the label of one example.
+    Rounds in which the defense rests are compared entry by entry, and then the others not at all: beside an exact gradient two
+    numbers per tensor add nothing but a stiffer search. Tensors seen as zero are left out. Of an aggregate both hold only
+    roughly: norms and angles of its parts are not seen.
 
     Attributes:
         scope: As the defense's.
@@ -155,15 +161,25 @@ class CensorAdversary(OpenAdversary):
         """Return the first undefended round, where one was seen."""
         return next((i for i in range(len(observation.updates)) if not self._defended(observation, i)), 0)
 
+    def label_evidence(self, observation: Observation, bias: Tensor, prediction: Tensor) -> Tensor | None:
+        """Return |o_c - <o, p>|: the bias gradient of one example is p - e_y, and o is orthogonal to it, so o_y = <o, p>.
+
+        The global model's mean prediction stands for p. Nothing like it holds where all tensors are projected together.
+        """
+        if self.scope == "whole" or not self._defended(observation, 0) or observation.learner.settings.shares != "gradient":
+            return None
+        return (bias - (bias * prediction).sum()).abs()
+
     def evidence(self, observation: Observation, round_index: int) -> Named:
-        """Return the update, and whether this round was defended."""
+        """Return the update, and how much its invariants and its entries count."""
         seen = observation.updates[round_index].weights
         reference = next(iter(seen.values()))
-        flag = torch.full((), float(self._defended(observation, round_index)), dtype=reference.dtype, device=reference.device)
-        return {**with_prefix(seen, OBSERVED), DEFENDED: flag}
+        rests = [not self._defended(observation, index) for index in range(len(observation.updates))]
+        flags = {DEFENDED: float(not any(rests)), OPEN: float(rests[round_index])}
+        return {**with_prefix(seen, OBSERVED), **{name: reference.new_full((), value) for name, value in flags.items()}}
 
     def compare(self, evidence: Named, simulated: Named, variables: Named) -> Comparison:
-        """Compare norms and angles in defended rounds, entries in the others; the other part is zero on both sides.
+        """Compare norms and angles, or entries where a round without defense was seen; the other part is zero on both sides.
 
         With o what was sent and g the simulated gradient of a tensor, |g| / |o| = 1 and <g, o> / |o|² = 0. A constant keeps
         objectives that are blind to scale from ignoring a factor common to all.
@@ -182,10 +198,10 @@ class CensorAdversary(OpenAdversary):
         constant = torch.full_like(defended, math.sqrt(max(1, len(groups))))
         invariants = torch.stack([*left, constant]) * defended
         expected = torch.stack([*right, constant]) * defended
-        rest = 1 - defended
+        resting = evidence[OPEN]
         return Comparison(
-            {**{n: v * rest for n, v in simulated.items()}, INVARIANTS: invariants},
-            {**{n: v * rest for n, v in observed.items()}, INVARIANTS: expected},
+            {**{n: v * resting for n, v in simulated.items()}, INVARIANTS: invariants},
+            {**{n: v * resting for n, v in observed.items()}, INVARIANTS: expected},
         )
 
     def exact(self, observation: Observation) -> frozenset[str]:
@@ -200,7 +216,8 @@ class CensorAdversary(OpenAdversary):
         paper="Zhang et al., CENSOR: Defense Against Gradient Inversion via Orthogonal Subspace Bayesian Sampling, NDSS 2025",
         url="https://censor-gradient.github.io",
         cost="one random vector and one forward pass per trial; an orthogonal step does not train, so rounds are lost",
-        weakness="rounds after the defended ones are raw; norms and angles let anyone confirm a record they already have",
+        weakness="rounds after the defended ones are raw; norms and angles give the label away and let anyone confirm a record "
+        "they already have",
         acts_on=("update",),
         ladder=({"active_rounds": 1}, {"active_rounds": 5}, {"active_rounds": 10}, {"active_rounds": 0}),
         random=True,
@@ -273,7 +290,8 @@ class Censor(Defense):
         """Yield the candidates, some at a time (leading axis)."""
         draw = _Draw.of(self.sampling, gradient, view)
         entries = sum(value.numel() for value in gradient.values())
-        most = max(1, AT_ONCE // max(1, entries))
+        examples = 1 if view.batch is None else len(view.batch)
+        most = max(1, min(AT_ONCE // max(1, entries), PASSES_AT_ONCE // max(1, examples)))
         for begin in range(0, self.trials, most):
             yield self._project(draw.some(min(most, self.trials - begin)), gradient)
 

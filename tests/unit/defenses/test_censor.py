@@ -11,6 +11,7 @@ import torch
 
 from gradveil.adversary import OpenAdversary
 from gradveil.attacks.labels import recover_labels
+from gradveil.attacks.objectives import OBJECTIVES
 from gradveil.data import load_data
 from gradveil.defenses import ClientView, build_defense
 from gradveil.defenses.censor import (
@@ -269,7 +270,8 @@ def test_defended_rounds_compare_two_numbers_per_tensor_and_others_every_entry()
     observation = observe_rounds(Censor(active_rounds=1), batch, 2)
     adversary, learner = observation.adversary, observation.learner
     simulated = adversary.replay(learner, batch.inputs, batch.targets, {})
-    defended = adversary.compare(adversary.evidence(observation, 0), simulated, {})
+    first = observation.replace(updates=observation.updates[:1], learners=observation.learners[:1])
+    defended = adversary.compare(adversary.evidence(first, 0), simulated, {})
     assert not any(v.any() for n, v in defended.observed.items() if n != "invariants")
     # Four of the tiny network's six tensors have more than one entry.
     assert defended.observed["invariants"].tolist() == pytest.approx([1, 0] * 4 + [2])
@@ -277,6 +279,30 @@ def test_defended_rounds_compare_two_numbers_per_tensor_and_others_every_entry()
     open_round = adversary.compare(adversary.evidence(observation, 1), simulated, {})
     assert not open_round.observed["invariants"].any()
     assert all(torch.equal(v, open_round.observed[n]) for n, v in open_round.simulated.items())
+    # Beside a round that tells everything the defended one is passed over, and leaves every objective at zero.
+    passed_over = adversary.compare(adversary.evidence(observation, 0), simulated, {})
+    assert not any(v.any() for side in (passed_over.simulated, passed_over.observed) for v in side.values())
+    assert all(float(OBJECTIVES.get(name)(passed_over)) == 0 for name in OBJECTIVES.names())
+
+
+@pytest.mark.parametrize(("init", "least"), [("default", 1.0), ("uniform", 0.5)])
+def test_the_angle_of_the_last_bias_names_the_label(init: str, least: float) -> None:
+    """The bias gradient is p - e_y and what is sent is orthogonal to it: read so, it names the class; as a gradient, never."""
+    learner, batches = lenet_learner(init)
+    right, naive = 0, 0
+    for index, batch in enumerate(batches):
+        view = ClientView(learner=learner, seed=Seed(index), weights=learner.weights, raw_batch=batch, batch=batch)
+        gradient = learner.update(batch.inputs, batch.targets)
+        update, _ = Censor(trials=2).protect_update(Update(gradient, examples=1), view, {})
+        shape = tuple(batch.inputs.shape[1:])
+        classes = int(gradient["linear.bias"].numel())
+        observation = Observation((learner,), (update,), (), shape, classes, 1, ThreatModel(), Censor().adversary())
+        right += recover_labels(observation).tolist() == batch.targets.tolist()
+        naive += recover_labels(observation.replace(adversary=OpenAdversary())).tolist() == batch.targets.tolist()
+    assert right / len(batches) >= least
+    assert naive / len(batches) <= 0.25
+    whole = Censor(scope="whole").adversary()
+    assert whole.label_evidence(observation, update.weights["linear.bias"], torch.full((classes,), 1 / classes)) is None
 
 
 @pytest.mark.parametrize("scope", ["layer", "whole"])
