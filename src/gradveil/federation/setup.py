@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
+from gradveil import tensors
 from gradveil.data import PARTITIONS, Dataset, load_data, public_images
 from gradveil.defenses import Defense, build_defense
 from gradveil.errors import UsageError
@@ -26,7 +28,8 @@ __all__ = ["Federation", "build_federation", "load_both"]
 PUBLIC = 32
 """Public inputs a defense may use; see `gradveil.data.public_images`."""
 
-EVALUATION_BATCH = 512
+EVALUATION_BATCH = {"cpu": 64, "cuda": 1024}
+"""What fits a core's cache; what fills a GPU."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -109,9 +112,9 @@ class Federation:
         evaluator = self.evaluator.replace(buffers=buffers)
         device = self.inputs.device
         right, total = torch.zeros((), device=device, dtype=torch.int64), torch.zeros((), device=device, dtype=torch.float64)
-        for start in range(0, len(self.test), EVALUATION_BATCH):
-            inputs = self.test.inputs[start : start + EVALUATION_BATCH].to(device)
-            targets = self.test.targets[start : start + EVALUATION_BATCH].to(device)
+        size = EVALUATION_BATCH.get(device.type, 64)
+        for start in range(0, len(self.test), size):
+            inputs, targets = (each[start : start + size].to(device) for each in (self.test.inputs, self.test.targets))
             noise = {name: inputs.new_zeros((len(inputs), *shape)) for name, shape in self.noise_shapes.items()}
             outputs = evaluator.forward(weights, inputs, noise)
             logits = outputs[0] if isinstance(outputs, tuple) else outputs
@@ -149,7 +152,6 @@ def build_federation(settings: FederationSettings, dataset: Dataset | None = Non
     loss = adapted.adapt_loss(task_loss) if adapted.adapt_loss else task_loss
     device = torch.device(settings.device)
     tracked = tuple(tracked_buffers(adapted.model)) if settings.batch_norm == "train" else ()
-    evaluator = Learner.of(adapted.model, loss, settings.training().replace(batch_norm="eval")).to(device)
     if settings.batch_norm == "train" and batch_norm_layers(adapted.model):
         _check_minibatches(settings, parts)
     return Federation(
@@ -160,7 +162,7 @@ def build_federation(settings: FederationSettings, dataset: Dataset | None = Non
         parts=tuple(tuple(part) for part in parts),
         defense=defense,
         learner=Learner.of(adapted.model, loss, settings.training()).to(device),
-        evaluator=evaluator,
+        evaluator=_evaluator(adapted.model, loss).to(device),
         task_loss=task_loss,
         noise_shapes=dict(adapted.noise_shapes),
         spec=ModelSpec.of(adapted.model),
@@ -169,6 +171,13 @@ def build_federation(settings: FederationSettings, dataset: Dataset | None = Non
         targets=train.targets.to(device),
         public=public_images(train.input_shape, PUBLIC, Seed(settings.seed).child("public")).to(device),
     )
+
+
+def _evaluator(model: nn.Module, loss: Loss) -> Learner:
+    """Return the model as torch evaluates it; it is never mapped, so BatchNorm may keep torch's own fast form."""
+    structure = copy.deepcopy(model).eval().requires_grad_(False)
+    buffers = {name: value.detach().clone() for name, value in structure.named_buffers()}
+    return Learner(structure, tensors.detach(dict(structure.named_parameters())), buffers, loss)
 
 
 def _check_minibatches(settings: FederationSettings, parts: list[list[int]]) -> None:
