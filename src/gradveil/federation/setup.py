@@ -76,6 +76,11 @@ class Federation:
         return Seed(self.settings.seed)
 
     @property
+    def _mixes(self) -> bool:
+        """Whether records of a minibatch are normalised together."""
+        return self.settings.batch_norm == "train" and bool(batch_norm_layers(self.learner.model))
+
+    @property
     def dense_bytes(self) -> int:
         """Bytes of one update without any encoding."""
         sent = [*self.learner.weights.values(), *(self.evaluator.buffers[name] for name in self.tracked)]
@@ -91,7 +96,7 @@ class Federation:
         rows = self.parts[client]
         order = self.seed.child("order").numpy("records", client=client, round=round_index).permutation(len(rows))
         chosen = [rows[place] for place in order]
-        if self.tracked and self.settings.minibatch and not self.settings.local_steps:
+        if self._mixes and self.settings.minibatch and not self.settings.local_steps:
             # One record has no variance: a last minibatch of one would stop BatchNorm. Another record is left out each round.
             chosen = chosen[: len(chosen) - (len(chosen) % self.settings.minibatch == 1)]
         index = torch.tensor(chosen, device=self.inputs.device)
@@ -150,7 +155,7 @@ def build_federation(settings: FederationSettings, dataset: Dataset | None = Non
     adapted = defense.adapt_model(model)
     task_loss = loss_by_name(settings.loss)
     loss = adapted.adapt_loss(task_loss) if adapted.adapt_loss else task_loss
-    device = torch.device(settings.device)
+    device = _device(settings.device)
     tracked = tuple(tracked_buffers(adapted.model)) if settings.batch_norm == "train" else ()
     if settings.batch_norm == "train" and batch_norm_layers(adapted.model):
         _check_minibatches(settings, parts)
@@ -171,6 +176,16 @@ def build_federation(settings: FederationSettings, dataset: Dataset | None = Non
         targets=train.targets.to(device),
         public=public_images(train.input_shape, PUBLIC, Seed(settings.seed).child("public")).to(device),
     )
+
+
+def _device(name: str) -> torch.device:
+    try:
+        device = torch.device(name)
+    except RuntimeError as error:
+        raise UsageError(f"device is {name!r}; use cpu or cuda") from error
+    if device.type == "cuda" and not torch.cuda.is_available():
+        raise UsageError(f"device is {name!r}, and torch finds no GPU here; use cpu")
+    return device
 
 
 def _evaluator(model: nn.Module, loss: Loss) -> Learner:

@@ -220,6 +220,7 @@ def test_the_last_record_alone_is_left_out_for_batch_norm() -> None:
     left = {next(iter(set(TRAIN.records) - set(federation.batch(0, index).records))) for index in range(8)}
     assert len(left) > 1
     assert len(build_federation(settings(clients=1, clients_per_round=1, minibatch=9), TRAIN, TEST).batch(0, 0)) == 46
+    assert len(build_federation(asked.replace(batch_norm="eval"), TRAIN, TEST).batch(0, 0)) == 46
 
 
 # Every registered defense, at its defaults: two rounds with a sampled client more, so that states come back.
@@ -257,6 +258,7 @@ def test_every_defense_trains(name: str, untouched_global_rng: None) -> None:
         ({"partition": "by_owner"}, "does not say who owns which record"),
         ({"clients": 99, "clients_per_round": 2}, "99 clients cannot share 46 records"),
         ({"model": "mlpp"}, "did you mean 'mlp'"),
+        ({"device": "gpu"}, "device is 'gpu'; use cpu or cuda"),
         ({"loss": "cross_entrop"}, "did you mean 'cross_entropy'"),
         ({"model": 'convnet(norm="batch")', "minibatch": 1}, "minibatch is 1, and BatchNorm"),
         ({"model": 'convnet(norm="batch")', "clients": 46}, "has one record, and BatchNorm"),
