@@ -21,7 +21,7 @@ __all__ = ["MODES", "Mode", "Quantisation", "RoundedAdversary", "SignAdversary",
 Mode = Literal["uniform", "qsgd", "sign"]
 MODES = ("uniform", "qsgd", "sign")
 MOST_BITS = 16
-LOW, HIGH = "low/", "high/"
+LOW, HIGH, SCALE = "low/", "high/", "scale/"
 
 
 def quantise(value: Tensor, grid: Grid, generator: torch.Generator | None = None) -> Tensor:
@@ -83,12 +83,28 @@ class RoundedAdversary(OpenAdversary):
 
 @dataclass(frozen=True)
 class SignAdversary(RoundedAdversary):
-    """Knows the sign of every entry and the mean of their magnitudes: an interval from zero to all there is."""
+    """Knows the sign of every entry and the mean of their magnitudes.
+
+    The interval of an entry reaches from zero to all there is, and zeros alone would satisfy every sign; so the mean magnitude
+    is compared too, in units in which it weighs as much as the tensor itself.
+    """
 
     def intervals(self, seen: Named) -> tuple[Named, Named]:
         """Return zero and, on the side of the sign, the sum of all magnitudes."""
         most = {name: value * max(1, value.numel()) for name, value in seen.items()}
         return {n: v.clamp_max(0) for n, v in most.items()}, {n: v.clamp_min(0) for n, v in most.items()}
+
+    def compare(self, evidence: Named, simulated: Named, variables: Named) -> Comparison:
+        """Compare signs, and mean magnitudes times the root of their number: the length of a tensor of equal magnitudes."""
+        signs = super().compare(evidence, simulated, variables)
+        return Comparison(
+            signs.simulated | with_prefix({n: _equal_length(v) for n, v in simulated.items()}, SCALE),
+            signs.observed | with_prefix({n: _equal_length(v) for n, v in prefixed(evidence, OBSERVED).items()}, SCALE),
+        )
+
+
+def _equal_length(value: Tensor) -> Tensor:
+    return value.abs().sum() / max(1, value.numel()) ** 0.5
 
 
 @DEFENSES.register(
