@@ -19,6 +19,7 @@ from PIL import Image
 
 from gradveil.report import write_report
 from tests.unit.report.example_results import HOSTILE, make_results
+from tests.unit.report.example_trainings import make_training
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 FLAGS = [
@@ -40,10 +41,10 @@ PROBE = """
 window.alert = function () { window.attacked = true; };
 addEventListener("load", function () {
   function column() {
-    var rows = Array.from(document.querySelectorAll("#records-table tbody tr"));
+    var rows = Array.from(document.querySelectorAll("#TABLE tbody tr"));
     return rows.map(function (row) { return row.cells[COLUMN].textContent.trim(); });
   }
-  var header = document.querySelectorAll("#records-table thead th")[COLUMN];
+  var header = document.querySelectorAll("#TABLE thead th")[COLUMN];
   var before = column();
   header.querySelector(".sort").click();
   var down = column(), downState = header.getAttribute("aria-sort");
@@ -56,7 +57,7 @@ addEventListener("load", function () {
   parent.postMessage(JSON.stringify({
     before: before, down: down, downState: downState, up: up, upState: upState, wide: wide, attacked: Boolean(window.attacked),
     width: innerWidth, scroll: document.documentElement.scrollWidth,
-    chart: getComputedStyle(document.querySelector(".wide-only")).display
+    chart: getComputedStyle(document.querySelector(".wide-only") || document.body).display
   }), "*");
 });
 """
@@ -70,13 +71,14 @@ def chromium(profile: Path, page: Path, *flags: str) -> subprocess.CompletedProc
     return subprocess.run(command, capture_output=True, text=True, timeout=90, check=True)
 
 
-def probe(folder: Path, page: Path, column: int) -> dict[str, Any]:
-    """Ask a copy of the page, 390 pixels wide, about sorting, overflow and hostile strings."""
+def probe(folder: Path, page: Path, column: int, table: str = "records-table") -> dict[str, Any]:
+    """Ask a copy of the page, 390 pixels wide, about sorting a table, overflow and hostile strings."""
     text = page.read_text(encoding="utf-8")
     free, removed = re.subn(r'<meta http-equiv="Content-Security-Policy"[^>]*>', "", text)
     assert removed == 1
     copy, frame = folder / "copy.html", folder / "frame.html"
-    copy.write_text(free.replace("</body>", f"<script>{PROBE.replace('COLUMN', str(column))}</script></body>"), encoding="utf-8")
+    script = PROBE.replace("COLUMN", str(column)).replace("TABLE", table)
+    copy.write_text(free.replace("</body>", f"<script>{script}</script></body>"), encoding="utf-8")
     frame.write_text(FRAME.replace("PAGE", copy.as_uri()), encoding="utf-8")
     dom = chromium(folder, frame, "--virtual-time-budget=4000", "--dump-dom").stdout
     said = re.search(r'<pre id="said">(.*?)</pre>', dom, re.DOTALL)
@@ -120,6 +122,23 @@ def test_tables_sort_and_a_phone_needs_no_sideways_scrolling(tmp_path: Path) -> 
     assert sorted(said["before"]) == sorted(said["up"])
     assert said["width"] == 390 and said["scroll"] <= 390 and said["wide"] == []
     assert said["chart"] == "none"
+
+
+def test_the_table_to_decide_by_sorts_and_fits_a_phone(tmp_path: Path) -> None:
+    page = write_report(make_results(tmp_path / "results", seeds=3))
+    said = probe(tmp_path, page, column=3, table="decision-table")
+    accuracy = [float(text.split("\u00a0")[0]) for text in said["down"]]
+    assert len(accuracy) == 8 and accuracy == sorted(accuracy, reverse=True)
+    assert said["width"] == 390 and said["scroll"] <= 390 and said["wide"] == []
+
+
+def test_the_page_of_a_training_logs_nothing_and_fits_a_phone(tmp_path: Path) -> None:
+    page = write_report(make_training(tmp_path / "trained"))
+    done = chromium(tmp_path, page, "--dump-dom")
+    assert [line for line in done.stderr.splitlines() if "CONSOLE" in line] == []
+    said = probe(tmp_path, page, column=0, table="rounds-table")
+    assert said["down"] == ["4", "3", "2", "1"]
+    assert said["scroll"] <= 390 and said["wide"] == []
 
 
 def test_hostile_strings_do_nothing_even_without_the_policy(tmp_path: Path) -> None:

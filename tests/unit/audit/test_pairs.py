@@ -13,12 +13,8 @@ def test_the_interval_is_student_t() -> None:
     values = [0.61, 0.64, 0.58, 0.66]
     found = t_interval(values)
     low, high = stats.t.interval(0.95, 3, loc=np.mean(values), scale=stats.sem(values))
-    assert (found.value, found.low, found.high, found.n) == (
-        pytest.approx(0.6225),
-        pytest.approx(low),
-        pytest.approx(high),
-        4,
-    )
+    assert found.n == 4
+    assert [found.value, found.low, found.high] == pytest.approx([0.6225, low, high])
 
 
 def test_three_seeds_by_hand() -> None:

@@ -46,7 +46,7 @@ def change(folder: Path, index: int, alter: Callable[[dict[str, Any]], None]) ->
         ({"max_identified": 0.4, "max_time": 1.5}, "pruning(rate=0.99)"),
     ],
 )
-def test_the_least_leak_within_the_limits_wins(asked: dict[str, float], chosen: str, tmp_path: Path) -> None:
+def test_the_least_leak_within_the_limits_wins(asked: dict[str, Any], chosen: str, tmp_path: Path) -> None:
     found = ask(tmp_path, **asked)
     assert found.chosen is not None and found.chosen.spelling == chosen
     assert found.sentence.startswith(f"use {chosen}: it ")

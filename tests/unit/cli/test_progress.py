@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import dataclasses
 import io
 
 import pytest
 
 from gradveil.audit.run import Progress
 from gradveil.cli import progress as shown
-from gradveil.cli.progress import Clock, share_done, show_progress, time_left
+from gradveil.cli.progress import Clock, counted, share_done, show_progress, time_left
 
 
 class Watch:
@@ -37,6 +38,24 @@ def test_steps_count_where_they_are_known() -> None:
     assert share_done(Progress(0, 0, 0, 0, "")) == 1.0
     assert time_left(None) == "time left not known yet"
     assert time_left(65) == "about 1\u00a0min 5\u00a0s left"
+
+
+def test_a_training_weighs_as_much_as_a_cell() -> None:
+    half = Progress(2, 2, 100, 100, "", done_trainings=0, trainings=2, done_rounds=0, rounds=40)
+    assert share_done(half) == 0.5
+    assert share_done(dataclasses.replace(half, done_rounds=20)) == 0.75
+    assert share_done(dataclasses.replace(half, done_rounds=40)) == 1.0
+    assert counted(half) == "2/2 cells, 0/2 trainings" and counted(Progress(1, 2, 0, 0, "")) == "1/2 cells"
+
+
+def test_a_finished_training_is_a_line(capsys: pytest.CaptureFixture[str]) -> None:
+    report = shown._lines(Watch())
+    for done in (0, 0, 1):
+        report(Progress(1, 1, 0, 0, "x", done_trainings=done, trainings=2, done_rounds=4 * done, rounds=8))
+    assert [line.split(" · ")[0] for line in capsys.readouterr().err.splitlines()] == [
+        "1/1 cells, 0/2 trainings",
+        "1/1 cells, 1/2 trainings",
+    ]
 
 
 def test_without_a_terminal_there_is_a_line_per_cell_and_now_and_then(capsys: pytest.CaptureFixture[str]) -> None:

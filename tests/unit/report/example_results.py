@@ -1,6 +1,6 @@
 """Makes results folders that look like real ones: several defenses, ladder rungs, failing checks, hostile strings.
 
-Run it to look at a report: ``python tests/unit/report/example_results.py /tmp/example``.
+Run it to look at a report: ``python -m tests.unit.report.example_results /tmp/example``.
 """
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ import io
 import itertools
 import json
 import math
-import statistics
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
@@ -20,6 +19,8 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+
+from tests.unit.report.example_trainings import utility
 
 Pictures = npt.NDArray[np.float32]
 
@@ -210,74 +211,6 @@ def cell(example: Example, key: str, settings: dict[str, Any], owners: bool = Fa
     }
 
 
-def training_key(example: Example, seed: int) -> str:
-    """Return the key of a made-up training."""
-    return hashlib.sha256(f"{example.spelling}|{seed}".encode()).hexdigest()[:16]
-
-
-def write_training(folder: Path, example: Example, seed: int, rounds: int = 20) -> dict[str, Any]:
-    """Write one training as the results format has it, and return its record."""
-    top = example.accuracy + 0.01 * math.sin(7 * seed)
-    looks = [round(top - (top - 0.1) * math.exp(-i / 5) + 0.004 * math.sin(3 * i + seed), 4) for i in range(1, rounds + 1)]
-    sent = 5 * example.bytes_up
-    record = {
-        "format": "gradveil-utility-1",
-        "key": training_key(example, seed),
-        "training": {"data": "/home/ada/ward-7/scans.npz", "defense": example.spelling, "seed": seed, "rounds": rounds},
-        "chance": 0.12,
-        "final_accuracy": looks[-1],
-        "best_accuracy": max(looks),
-        "bytes": {"up": sent * rounds, "down": 5 * 63304 * rounds},
-        "rounds": [
-            {
-                "round": i + 1,
-                "accuracy": look,
-                "loss": 1.0,
-                "bytes_up": sent,
-                "bytes_down": 5 * 63304,
-                "refused": 0,
-                "counters": {},
-            }
-            for i, look in enumerate(looks)
-        ],
-    }
-    room = folder / "utility"
-    room.mkdir(exist_ok=True)
-    (room / f"{record['key']}.json").write_text(json.dumps(record))
-    latency = {"defended_ms": 10 * example.time, "undefended_ms": 10.0, "ratio": example.time}
-    timing = {"key": record["key"], "seconds": 9.0, "client_seconds": [0.4] * rounds, "latency": latency}
-    (room / f"{record['key']}.timing.json").write_text(json.dumps(timing))
-    return record
-
-
-def estimate(values: Sequence[float]) -> dict[str, Any]:
-    """Return a mean over seeds with its t interval for three of them."""
-    mean = statistics.fmean(values)
-    half = 4.303 * statistics.stdev(values) / len(values) ** 0.5 if len(values) > 1 else None
-    low, high = (None, None) if half is None else (mean - half, mean + half)
-    return {"value": mean, "low": low, "high": high, "n": len(values), "per_seed": list(values)}
-
-
-def utility(folder: Path, example: Example, seeds: int) -> dict[str, Any]:
-    """Write the trainings of a defense and those they are paired with, and return the cell's utility."""
-    bare = [write_training(folder, DEFENSES[0], seed) for seed in range(seeds)]
-    own = [write_training(folder, example, seed) for seed in range(seeds)]
-    pairs = [(a["final_accuracy"], b["final_accuracy"]) for a, b in zip(own, bare, strict=True)]
-    return {
-        "settings": {"rounds": 20, "clients": 10, "clients_per_round": 5, "partition": "iid", "local_epochs": 1, "seeds": seeds}
-        | {"minibatch": 16, "learning_rate": 0.1, "aggregation": "fedavg", "test_share": 0.2, "evaluate_every": 1},
-        "seeds": list(range(seeds)),
-        "trainings": [each["key"] for each in own],
-        "baseline": [each["key"] for each in bare],
-        "accuracy": estimate([a for a, _ in pairs]),
-        "undefended": estimate([b for _, b in pairs]),
-        "difference": estimate([a - b for a, b in pairs]),
-        "pmm": estimate([a / b for a, b in pairs]),
-        "chance": 0.12,
-        "bytes": {**own[0]["bytes"], "undefended_up": bare[0]["bytes"]["up"], "undefended_down": bare[0]["bytes"]["down"]},
-    }
-
-
 SETTINGS: dict[str, Any] = {
     "data": "photos",
     "model": "lenet",
@@ -376,7 +309,7 @@ def make_results(
         if i >= len(plan) - missing:
             break
         made = cell(_weaken(example, settings), key, settings, owners)
-        made |= {"utility": utility(folder, example, seeds)} if seeds else {}
+        made |= {"utility": utility(folder, example, DEFENSES[0], seeds)} if seeds else {}
         (cells / f"{key}.json").write_text(json.dumps(made))
         timing = {"key": key, "seconds": 21.4, "attack_steps": 16000, "steps_per_second": 900.0, "peak_memory_mb": 900}
         timing |= {"defense_ms": example.defense_ms, "undefended_ms": 2.9}

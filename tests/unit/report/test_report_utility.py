@@ -16,7 +16,8 @@ from gradveil.report.load import load_results
 from gradveil.report.numbers import accuracy, points, ratio
 from gradveil.report.results import Estimate
 from gradveil.report.utility_charts import curve_panels, decision_chart
-from tests.unit.report.example_results import DEFENSES, FAIL, HOSTILE, make_results, training_key
+from tests.unit.report.example_results import DEFENSES, FAIL, HOSTILE, make_results
+from tests.unit.report.example_trainings import training_key
 
 SVG = "{http://www.w3.org/2000/svg}"
 
