@@ -1,8 +1,8 @@
 """What a federation adds to one client's update: running statistics of BatchNorm, a drift correction, and plain autograd.
 
 An attacker replays a client through `Learner`, whose gradients can be mapped and differentiated again. An honest client needs
-neither: `ClientLearner` computes the same gradients with plain autograd, which is a quarter faster on a small ConvNet, and sees
-the statistics of BatchNorm layers on the way.
+neither: `ClientLearner` computes the same gradients with plain autograd, which costs less, and lets BatchNorm layers keep their
+running statistics on the way.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from gradveil.learning.learner import Learner
 from gradveil.models.batch_norm import batch_norm_layers
-from gradveil.tensors import Named
+from gradveil.tensors import Named, detach
 
 __all__ = ["ClientLearner", "LocalTraining", "RunningStatistics", "tracked_buffers"]
 
@@ -46,42 +46,32 @@ def tracked_buffers(model: nn.Module) -> list[str]:
 
 
 class RunningStatistics:
-    """Follows the running mean and variance of BatchNorm layers as torch does in training mode.
+    """Follows the running mean and variance of BatchNorm layers, with torch's own arithmetic.
 
     The layers themselves run on the statistics of the batch and track nothing (`set_batch_norm_mode`), because tracking in place
-    cannot be replayed. Here the same numbers are made from what enters each layer.
+    cannot be mapped or replayed. Here they are lent statistics to track, for the forward passes of training and no others.
     """
 
     def __init__(self, buffers: Named) -> None:
         """Start from the global statistics, which are not changed."""
-        self.buffers = dict(buffers)
+        self.buffers = detach(buffers)
 
     @contextlib.contextmanager
     def watching(self, model: nn.Module) -> Iterator[None]:
         """Follow every forward pass of ``model`` inside the block."""
-        handles = [
-            layer.register_forward_pre_hook(lambda module, inputs, name=name: self._follow(name, module, inputs[0]))
-            for name, layer in batch_norm_layers(model).items()
-            if f"{name}.{MEAN}" in self.buffers
-        ]
+        layers = {name: layer for name, layer in batch_norm_layers(model).items() if f"{name}.{MEAN}" in self.buffers}
         try:
+            for name, layer in layers.items():
+                assert isinstance(layer, _BatchNorm)
+                layer.training = layer.track_running_stats = True
+                layer.running_mean, layer.running_var = self.buffers[f"{name}.{MEAN}"], self.buffers[f"{name}.{VARIANCE}"]
+                layer.num_batches_tracked = self.buffers[f"{name}.{COUNT}"]
             yield
         finally:
-            for handle in handles:
-                handle.remove()
-
-    @torch.no_grad()
-    def _follow(self, name: str, layer: nn.Module, inputs: Tensor) -> None:
-        assert isinstance(layer, _BatchNorm)
-        axes = [axis for axis in range(inputs.ndim) if axis != 1]
-        variance, mean = torch.var_mean(inputs, axes)  # unbiased, as torch keeps it
-        count = self.buffers[f"{name}.{COUNT}"] + 1
-        # Without a momentum torch keeps the plain average over all batches.
-        share = layer.momentum if layer.momentum is not None else 1 / count
-        for kind, value in ((MEAN, mean), (VARIANCE, variance)):
-            before = self.buffers[f"{name}.{kind}"]
-            self.buffers[f"{name}.{kind}"] = before + share * (value - before)
-        self.buffers[f"{name}.{COUNT}"] = count
+            for layer in layers.values():
+                assert isinstance(layer, _BatchNorm)
+                layer.training = layer.track_running_stats = False
+                layer.running_mean = layer.running_var = layer.num_batches_tracked = None
 
 
 @dataclass(frozen=True, eq=False)
