@@ -47,13 +47,14 @@ def orthogonal_directions(drawn: Tensor, gradient: Tensor) -> Tensor:
     if flat.numel() < 2 or not bool(size > 0):
         return torch.zeros((count, *gradient.shape), dtype=torch.float64, device=gradient.device)
     # Scaled first, so that squares of tiny or huge entries neither vanish nor overflow.
-    length = (flat / size).norm()
+    length = torch.linalg.vector_norm(flat / size)
     unit = flat / size / length
     # Twice: after one projection of a nearly parallel draw, rounding is all that is left along the gradient.
     for _ in range(2):
         rows = rows - (rows @ unit).unsqueeze(1) * unit
-    rows = rows / rows.norm(dim=1, keepdim=True).clamp_min(1e-300)
-    return (rows * length * size).reshape(count, *gradient.shape)
+    rows = rows / torch.linalg.vector_norm(rows, dim=1, keepdim=True).clamp_min(1e-300)
+    found: Tensor = (rows * length * size).reshape(count, *gradient.shape)
+    return found
 
 
 @dataclass(frozen=True)
@@ -339,8 +340,8 @@ class _Draw:
         with torch.enable_grad():
             found = vmap(lambda x, y: learner.gradient(learner.weights, x, y))(self.public[picked], labels)
         squares = torch.stack([v.double().square().reshape(count, -1).sum(1) for v in found.values()]).sum(0)
-        size = (squares / sum(v[0].numel() for v in found.values())).sqrt()
-        trace = 1e-6 * torch.where(size > 0, size, torch.ones_like(size))
+        typical = (squares / sum(v[0].numel() for v in found.values())).sqrt()
+        trace = 1e-6 * torch.where(typical > 0, typical, torch.ones_like(typical))
         # Where a public gradient is zero or parallel to the client's own, the trace of a normal draw gives a direction.
         return {n: v.double() + trace.reshape(-1, *(1,) * (v.ndim - 1)) * normal[n] for n, v in found.items()}
 

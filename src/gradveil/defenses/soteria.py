@@ -62,11 +62,12 @@ def feature_sensitivities(learner: Learner, inputs: Tensor, noise: Named | None 
             handle.remove()
         return caught[-1].reshape(count, -1, width).sum(1)
 
-    seen, pull = vjp(features, inputs)
+    seen, pull = vjp(features, inputs)[:2]
 
     def row(one_hot: Tensor) -> Tensor:
-        (slope,) = pull(one_hot.expand(count, width))
-        return slope.reshape(count, -1).norm(dim=1)
+        slope: Tensor = pull(one_hot.expand(count, width))[0]
+        length: Tensor = torch.linalg.vector_norm(slope.reshape(count, -1), dim=1)
+        return length
 
     rows = torch.eye(width, dtype=seen.dtype, device=seen.device)
     norms = vmap(row, chunk_size=max(1, AT_ONCE // max(1, count)))(rows)  # (F, B)

@@ -35,11 +35,12 @@ def released_directions(drawn: Tensor, gradient: Tensor) -> Tensor:
     rows, flat = drawn.reshape(count, -1).double(), gradient.reshape(-1).double()
     if flat.numel() == 0:
         return torch.zeros((count, *gradient.shape), dtype=torch.float64)
-    rows = rows / rows.norm(dim=1, keepdim=True)
-    length = flat.norm()
+    rows = rows / torch.linalg.vector_norm(rows, dim=1, keepdim=True)
+    length = torch.linalg.vector_norm(flat)
     rows = rows - ((rows @ flat) / length.clamp_min(1e-300)).unsqueeze(1) * flat
-    rows = rows / rows.norm(dim=1, keepdim=True).clamp_min(1e-300) * length
-    return rows.reshape(count, *gradient.shape)
+    rows = rows / torch.linalg.vector_norm(rows, dim=1, keepdim=True).clamp_min(1e-300) * length
+    found: Tensor = rows.reshape(count, *gradient.shape)
+    return found
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -187,6 +187,6 @@ def test_a_bias_that_does_not_name_the_class_is_passed_over_for_the_rows() -> No
 
 
 @pytest.mark.parametrize("wrong", [{"largest": 0.5, "smallest": 0.5}, {"largest": -0.1}, {"smallest": 1.0}], ids=str)
-def test_settings_without_a_meaning_are_refused(wrong: dict[str, float]) -> None:
+def test_settings_without_a_meaning_are_refused(wrong: dict[str, Any]) -> None:
     with pytest.raises(UsageError, match="dgp"):
         DGP(**wrong)
