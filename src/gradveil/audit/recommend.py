@@ -303,6 +303,8 @@ def _notes_on(chosen: Candidate, others: Sequence[Candidate], settings: Sequence
         cell = next((each for each in setting.defended if each.defense.spelling == chosen.spelling), None)
         if bare is None or cell is None:
             continue
+        if cell.informed is None:
+            notes.append(f"no attacker of {cell.ensemble} knew this defense; one who does may find more")
         if cell.selected.identified.high >= bare.selected.identified.low:
             notes.append("its interval overlaps that of no defense, so these records do not show that it leaks less")
         if status_of(cell, bare) is Status.BROKEN:

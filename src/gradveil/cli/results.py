@@ -45,7 +45,7 @@ def _table(setting: Setting) -> Table:
     from gradveil.report.verdict import bar_of, status_of
 
     table = Table(box=SIMPLE_HEAD, pad_edge=False)
-    table.add_column("defense", overflow="fold", min_width=24)
+    table.add_column("defense", overflow="fold", min_width=26)
     trained = any(cell.utility is not None for cell in setting.cells)
     columns = ("identified", "plain", "informed", "PSNR", "best null", *(("accuracy", "change") if trained else ()), "verdict")
     for name in columns:

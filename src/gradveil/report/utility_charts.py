@@ -27,11 +27,11 @@ LINE_GAP = 12.0
 
 def decision_chart(cells: Sequence[Cell], *, narrow: bool = False, ident: str = "decision") -> Markup:
     """Draw the share identified against accuracy: plain and informed attackers, both intervals, and the best null behind."""
-    width, height = (360, 380) if narrow else (780, 430)
+    width, height = (360, 396) if narrow else (780, 446)
     values = [cell.accuracy.value for cell in cells if cell.accuracy is not None]
     ticks = nice_ticks(min(values), max(values), 4 if narrow else 6)
-    x = Scale(ticks[0], ticks[-1], 46.0, width - 16.0)
-    y = Scale(0.0, 1.0, height - 62.0, 14.0)
+    x = Scale(ticks[0], ticks[-1], 46.0, width - 26.0)
+    y = Scale(0.0, 1.0, height - 62.0, 30.0)  # room above for the numbers of defenses that stop nothing
     spots = [None if cell.accuracy is None else (x(cell.accuracy.value), y(cell.selected.identified.value)) for cell in cells]
     told = "; ".join(
         f"{cell.defense.spelling}: {percent(cell.selected.identified.value)} at {percent(cell.accuracy.value)} accuracy"

@@ -89,6 +89,8 @@ def test_what_the_intervals_do_not_show_is_said(tmp_path: Path) -> None:
     almost = replace(STRONG, spelling="almost", plain=13, informed=13)
     notes = " ".join(ask(tmp_path, NONE, almost, max_accuracy_drop=50).notes)
     assert "overlaps that of no defense" in notes and "broken all the same" in notes
+    alone = ask(tmp_path, NONE, replace(STRONG, informed=None), max_accuracy_drop=50)
+    assert alone.notes == ("no attacker of quick-1 knew this defense; one who does may find more",)
     clear = ask(tmp_path, NONE, STRONG, max_accuracy_drop=50)
     assert clear.notes == ()
 
