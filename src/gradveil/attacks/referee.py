@@ -123,7 +123,7 @@ class Referee:
         residuals, observed, count = _compare(observation, inputs, labels, [c.variables for c in candidates])
         std = observation.adversary.noise_std(observation)
         if std is not None and std > 0:
-            total = torch.stack([r.square().flatten(1).sum(1) for r in residuals.values()]).sum(0) / (2 * std**2 * count)
+            total = torch.stack([_energies(r) for r in residuals.values()]).sum(0) / (2 * std**2 * count)
         else:
             total = self._weighted(residuals, observed)
         return [float(v) if bool(torch.isfinite(v)) else float("inf") for v in total]
@@ -131,9 +131,9 @@ class Referee:
     def _weighted(self, residuals: Named, observed: Named) -> Tensor:
         terms, weights = [], []
         for name, residual in residuals.items():
-            size = observed[name].square().flatten(1).sum(1)
+            size = _energies(observed[name])
             weight = torch.where(size > 0, 1.0 / (self.arrival.get(name, 0.0) ** 2 + 1e-4), 0.0)
-            terms.append(weight * residual.square().flatten(1).sum(1) / size.clamp_min(1e-300))
+            terms.append(weight * _energies(residual) / size.clamp_min(1e-300))
             weights.append(weight)
         return torch.stack(terms).sum(0) / torch.stack(weights).sum(0).clamp_min(1e-300)
 
@@ -154,6 +154,11 @@ class Referee:
         rehearsed = self.rehearsal_score.get(recipe_key(candidate), self.truth_score)
         as_rehearsed = self.truth_score + TIE_FACTOR * (rehearsed - self.truth_score)
         return max(TRUTH_SLACK * self.truth_score, as_rehearsed, ROUNDING)
+
+
+def _energies(value: Tensor) -> Tensor:
+    """Return the squared norm per candidate; what is compared may be a single number each."""
+    return value.square().reshape(value.shape[0], -1).sum(1)
 
 
 def _rehearsal_psnr(originals: Sequence[Tensor], candidates: Sequence[Sequence[Reconstruction]]) -> dict[str, float]:
