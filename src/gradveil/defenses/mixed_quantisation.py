@@ -11,8 +11,8 @@ from torch import Tensor
 
 from gradveil.adversary import OBSERVED, OpenAdversary, with_prefix
 from gradveil.defenses.base import DEFENSES, ClientView, Defense, DefenseCard, State
-from gradveil.defenses.quantisation import RoundedAdversary, check_bits, quantise
-from gradveil.defenses.settings import check_choice
+from gradveil.defenses.quantisation import LEAST_BITS, MOST_BITS, RoundedAdversary, quantise
+from gradveil.defenses.settings import check_choice, check_whole
 from gradveil.errors import UsageError
 from gradveil.records import Comparison, ModelSpec, Observation, Payload, Role, Update
 from gradveil.tensors import Named, check_finite
@@ -121,10 +121,11 @@ class MixedQuantisation(Defense):
 
     def __post_init__(self) -> None:
         """Refuse an empty list and impossible numbers of bits."""
-        if not isinstance(self.bits, tuple) or not self.bits:
+        given: object = self.bits
+        if not isinstance(given, tuple) or not given:
             raise UsageError(f"mq: bits is {self.bits!r}; give a list with one number or more, as (8, 4)")
         for bits in self.bits:
-            check_bits("mq", bits, 2)
+            check_whole("mq", "bits", bits, LEAST_BITS, MOST_BITS)
         check_choice("mq", "observer", self.observer, OBSERVERS)
 
     def protect_update(self, update: Update, view: ClientView, state: State) -> tuple[Update, State]:

@@ -38,7 +38,8 @@ def dct4(vector: Tensor) -> Tensor:
     twiddles = _kept_twiddles if n <= KEEP_UP_TO else _twiddles
     before, after = twiddles(n, real.dtype, real.device)
     spectrum = torch.fft.fft(real * before, n=2 * n)[..., :n]
-    return ((spectrum * after).real * math.sqrt(2 / n)).to(vector.dtype)
+    transformed: Tensor = ((spectrum * after).real * math.sqrt(2 / n)).to(vector.dtype)
+    return transformed
 
 
 def _twiddles(n: int, dtype: torch.dtype, device: torch.device) -> tuple[Tensor, Tensor]:

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from gradveil.adversary import OpenAdversary
 from gradveil.defenses.base import DEFENSES, AdaptedModel, Defense, DefenseCard
-from gradveil.defenses.settings import check_number
+from gradveil.defenses.settings import check_number, check_whole
 from gradveil.errors import UsageError
 from gradveil.learning.learner import Learner
 from gradveil.learning.losses import Loss
@@ -112,7 +112,7 @@ def _linear(inputs: int, outputs: int, like: nn.Linear, generator: torch.Generat
 def _last_linear(model: nn.Module) -> str:
     if any(isinstance(module, VariationalBottleneck) for module in model.modules()):
         raise UsageError("precode: the model has a bottleneck already; use it once in a chain")
-    names = [name for name, module in model.named_modules() if isinstance(module, nn.Linear)]
+    names: list[str] = [name for name, module in model.named_modules() if isinstance(module, nn.Linear)]
     if not names:
         raise UsageError("precode needs a model whose classifier is an nn.Linear; this one has no linear layer")
     return names[-1]
@@ -227,9 +227,8 @@ class PRECODE(Defense):
 
     def __post_init__(self) -> None:
         """Refuse empty bottlenecks, negative weights and seeds that are no whole numbers."""
-        for name, value, least in (("latent", self.latent, 1), ("seed", self.seed, 0)):
-            if not isinstance(value, int) or isinstance(value, bool) or value < least:
-                raise UsageError(f"precode: {name} is {value!r}; it must be a whole number of at least {least}")
+        check_whole("precode", "latent", self.latent, 1)
+        check_whole("precode", "seed", self.seed, 0)
         check_number("precode", "divergence", self.divergence)
 
     def adapt_model(self, model: nn.Module) -> AdaptedModel:
@@ -248,7 +247,8 @@ class PRECODE(Defense):
     def _adapt_loss(self, loss: Loss) -> Loss:
         def with_divergence(outputs: Any, targets: Tensor) -> Tensor:
             logits, divergence = outputs
-            return loss(logits, targets) + self.divergence * divergence.mean()
+            total: Tensor = loss(logits, targets) + self.divergence * divergence.mean()
+            return total
 
         return with_divergence
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Literal
 
@@ -10,17 +11,16 @@ from torch import Tensor
 
 from gradveil.adversary import OBSERVED, OpenAdversary, prefixed, with_prefix
 from gradveil.defenses.base import DEFENSES, ClientView, Defense, DefenseCard, State
-from gradveil.defenses.settings import check_choice
-from gradveil.errors import UsageError
+from gradveil.defenses.settings import check_choice, check_whole
 from gradveil.records import Comparison, ModelSpec, Observation, Payload, Role, Update
 from gradveil.tensors import Named, check_finite
 from gradveil.wire.quantised import QUANTISED, Grid, decode_quantised, encode_quantised
 
-__all__ = ["MODES", "Mode", "Quantisation", "RoundedAdversary", "SignAdversary", "check_bits", "quantise"]
+__all__ = ["MODES", "Mode", "Quantisation", "RoundedAdversary", "SignAdversary", "quantise"]
 
 Mode = Literal["uniform", "qsgd", "sign"]
 MODES = ("uniform", "qsgd", "sign")
-MOST_BITS = 16
+LEAST_BITS, MOST_BITS = 2, 16
 LOW, HIGH, SCALE = "low/", "high/", "scale/"
 
 
@@ -35,12 +35,6 @@ def quantise(value: Tensor, grid: Grid, generator: torch.Generator | None = None
         draws = torch.rand(value.shape, generator=generator, device=value.device, dtype=torch.float64)
         codes = below + (draws < positions - below)
     return grid.values(codes, found)
-
-
-def check_bits(owner: str, bits: object, least: int) -> None:
-    """Refuse anything but a whole number of bits from ``least`` to sixteen."""
-    if not isinstance(bits, int) or isinstance(bits, bool) or not least <= bits <= MOST_BITS:
-        raise UsageError(f"{owner}: bits is {bits!r}; it must be a whole number from {least} to {MOST_BITS}")
 
 
 @dataclass(frozen=True)
@@ -104,7 +98,7 @@ class SignAdversary(RoundedAdversary):
 
 
 def _equal_length(value: Tensor) -> Tensor:
-    return value.abs().sum() / max(1, value.numel()) ** 0.5
+    return value.abs().sum() / math.sqrt(max(1, value.numel()))
 
 
 @DEFENSES.register(
@@ -150,7 +144,7 @@ class Quantisation(Defense):
     def __post_init__(self) -> None:
         """Refuse unknown modes and impossible numbers of bits."""
         check_choice("quantisation", "mode", self.mode, MODES)
-        check_bits("quantisation", self.bits, 2)
+        check_whole("quantisation", "bits", self.bits, LEAST_BITS, MOST_BITS)
 
     @property
     def random(self) -> bool:

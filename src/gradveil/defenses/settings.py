@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from gradveil.errors import UsageError, suggest
 
-__all__ = ["check_choice", "check_number"]
+__all__ = ["check_choice", "check_number", "check_whole"]
 
 
 def check_number(
@@ -26,6 +26,19 @@ def check_number(
     raise UsageError(
         f"{owner}: {setting} is {value!r}; it must be a number {'above' if open_below else 'at least'} {least:g}{limit}"
     )
+
+
+def check_whole(owner: str, setting: str, value: object, least: int, most: int | None = None) -> None:
+    """Refuse anything but a whole number from ``least`` up, or up to ``most``.
+
+    >>> check_whole("quantisation", "bits", 1, 2, 16)
+    Traceback (most recent call last):
+    gradveil.errors.UsageError: quantisation: bits is 1; it must be a whole number from 2 to 16
+    """
+    whole = isinstance(value, int) and not isinstance(value, bool)
+    if not whole or value < least or (most is not None and value > most):  # type: ignore[operator]
+        limit = f"of at least {least}" if most is None else f"from {least} to {most}"
+        raise UsageError(f"{owner}: {setting} is {value!r}; it must be a whole number {limit}")
 
 
 def check_choice(owner: str, setting: str, value: object, choices: Sequence[str]) -> None:

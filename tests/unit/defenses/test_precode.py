@@ -86,7 +86,7 @@ def test_noise_moves_the_output_in_both_modes_and_none_is_the_mean() -> None:
         assert not torch.allclose(mode(inputs, noise)[0], mode(inputs)[0])
         assert torch.equal(mode(inputs, torch.zeros(3, 8))[0], mode(inputs)[0])
     bottleneck = model.get_submodule("model.head")
-    assert bottleneck._epsilon is None and bottleneck._divergence is None  # type: ignore[union-attr]
+    assert bottleneck._epsilon is None and bottleneck._divergence is None
 
 
 def test_noise_goes_where_it_belongs_under_vmap() -> None:
