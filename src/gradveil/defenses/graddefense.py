@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from itertools import pairwise
 from typing import Literal
 
@@ -17,6 +18,7 @@ from gradveil.defenses.compensation import denoise_update
 from gradveil.defenses.sensitivity_slices import cut_slices, layer_sensitivity, root_inputs, slice_of_entries
 from gradveil.defenses.settings import check_number
 from gradveil.errors import UsageError
+from gradveil.learning.learner import Learner
 from gradveil.records import Batch, Comparison, Observation, Update
 from gradveil.tensors import Named, check_finite, flatten, unflatten
 
@@ -26,6 +28,8 @@ CUTS = "cuts"
 TRUST = "trust/"
 ASPECT = 6.0
 """Rows over columns of the matrix in which the server compensates; the released code's Q."""
+LOUDEST = 0.3
+"""Noise that the attacker lets into its comparison, over the norm of what arrived exactly."""
 DOUBT = 1e-4
 """Chance with which a slice that carries noise may be taken for one that arrived exactly."""
 
@@ -54,14 +58,21 @@ def noise_cannot_explain(seen: Tensor, std: float, clip: float | None = None) ->
     return float((chance - rank + 1 / count).max()) > slack + moved
 
 
+@lru_cache(maxsize=16)
+def _cuts_of(learner: Learner, shape: tuple[int, ...], slices: int, public: Tensor | None = None) -> tuple[int, ...]:
+    """Cut a model's weights; an attacker asks again and again for the same model."""
+    sizes = {name: value.numel() for name, value in learner.weights.items()}
+    return tuple(cut_slices(sizes, layer_sensitivity(learner, root_inputs(shape, public)), slices))
+
+
 @dataclass(frozen=True)
 class GradDefenseAdversary(OpenAdversary):
     """Cuts the same slices, tells from each slice's entries whether noise lies on it, and trusts those without.
 
     The slices follow from the model and the built-in root set; which half gets noise is secret. Slices that noise cannot
-    explain count in full. Others count by their ratio of signal to noise, since noise much smaller than the signal cannot be
-    told and does not matter. In an aggregate every client has its own noisy half, so all entries are noisy, with the mean
-    variance.
+    explain count in full. Others count by their share of signal, since noise much smaller than the signal cannot be told and
+    does not matter, and by so little that their noise cannot outweigh what arrived exactly. In an aggregate every client has
+    its own noisy half, so all entries are noisy, with the mean variance.
     """
 
     std: float
@@ -77,8 +88,9 @@ class GradDefenseAdversary(OpenAdversary):
     def evidence(self, observation: Observation, round_index: int) -> Named:
         """Return the update and how far each entry is trusted."""
         seen = observation.updates[round_index].weights
-        trust = self._trust(observation, seen)[slice_of_entries(self._cuts(observation)).to(flatten(seen).device)]
-        return with_prefix(seen, OBSERVED) | with_prefix(unflatten(trust, seen), TRUST)
+        row, cuts = flatten(seen), self._cuts(observation)
+        trust = self._trust(row, cuts) if observation.threat.clients == 1 else torch.ones(self.slices).to(row)
+        return with_prefix(seen, OBSERVED) | with_prefix(unflatten(trust[slice_of_entries(cuts).to(row.device)], seen), TRUST)
 
     def compare(self, evidence: Named, simulated: Named, variables: Named) -> Comparison:
         """Compare entries as far as they are trusted."""
@@ -106,23 +118,27 @@ class GradDefenseAdversary(OpenAdversary):
         return frozenset(names)
 
     def _cuts(self, observation: Observation) -> list[int]:
-        learner = observation.learners[0]
-        sizes = {name: value.numel() for name, value in observation.update.weights.items()}
-        return cut_slices(sizes, layer_sensitivity(learner, root_inputs(observation.input_shape)), self.slices)
+        return list(_cuts_of(observation.learners[0], tuple(observation.input_shape), self.slices))
 
     def _sure(self, row: Tensor, cuts: list[int]) -> list[bool]:
         return [noise_cannot_explain(row[left:right], self.std, self.clip) for left, right in pairwise(cuts)]
 
-    def _trust(self, observation: Observation, seen: Named) -> Tensor:
-        row, cuts = flatten(seen), self._cuts(observation)
-        if observation.threat.clients > 1:
-            return torch.ones(self.slices).to(row)
+    def _trust(self, row: Tensor, cuts: list[int]) -> Tensor:
         sure = self._sure(row, cuts)
-        power = [float(row[left:right].double().square().mean()) if right > left else 0.0 for left, right in pairwise(cuts)]
-        # Nothing is left in a slice that was clipped before the noise; else the power above the noise is the signal's.
-        signal = [0.0 if self.clip is not None else max(0.0, each - self.std**2) for each in power]
-        trust = [1.0 if ok else each / (each + self.std**2) for ok, each in zip(sure, signal, strict=True)]
+        parts = [row[left:right].double() for left, right in pairwise(cuts)]
+        exact = math.sqrt(math.fsum(float(part.square().sum()) for part, ok in zip(parts, sure, strict=True) if ok))
+        entries = sum(part.numel() for part, ok in zip(parts, sure, strict=True) if not ok)
+        # A comparison adds up all entries, so noise that outweighs what arrived exactly would hide it.
+        quiet = min(1.0, LOUDEST * exact / (self.std * math.sqrt(entries))) if exact and entries else 1.0
+        trust = [1.0 if ok else quiet * self._signal_share(part) for part, ok in zip(parts, sure, strict=True)]
         return torch.tensor(trust if any(trust) else [1.0] * self.slices).to(row)
+
+    def _signal_share(self, part: Tensor) -> float:
+        """Return the share of a noisy slice's power that is signal: nothing where it was clipped before, or has no entries."""
+        if self.clip is not None or part.numel() == 0:
+            return 0.0
+        power = float(part.square().mean())
+        return max(0.0, power - self.std**2) / power if power else 0.0
 
 
 @DEFENSES.register(
@@ -200,9 +216,7 @@ class GradDefense(Defense):
         """Cut the slices, once, at the weights the client starts from."""
         if self._off:
             return {}
-        sensitivity = layer_sensitivity(view.learner, root_inputs(tuple(data.inputs.shape[1:]), view.public))
-        sizes = {name: value.numel() for name, value in view.learner.weights.items()}
-        return {CUTS: torch.tensor(cut_slices(sizes, sensitivity, self.slices))}
+        return {CUTS: torch.tensor(_cuts_of(view.learner, tuple(data.inputs.shape[1:]), self.slices, view.public))}
 
     def protect_gradient(self, gradient: Named, view: ClientView, state: State) -> tuple[Named, State]:
         """Clip what each example has in the noisy slices."""

@@ -75,8 +75,9 @@ def _fill(name: str, positions: Tensor, values: Tensor, expected: TensorSpec) ->
     entries = torch.Size(expected.shape).numel()
     if positions.dtype != _position_dtype(entries):
         raise BadUpdate(f"the positions in {name!r} are {positions.dtype}, expected {_position_dtype(entries)}")
-    if positions.ndim != 1:
-        raise BadUpdate(f"the positions in {name!r} have shape {tuple(positions.shape)}, expected a flat list")
+    if positions.ndim != 1 or positions.numel() > entries:
+        shape = tuple(positions.shape)
+        raise BadUpdate(f"the positions in {name!r} have shape {shape}, expected a flat list of at most {entries}")
     check_stream({name: values}, {name: TensorSpec(tuple(positions.shape), expected.dtype, Role.WEIGHT)}, complete=True)
     if positions.numel() and not (int(positions[0]) >= 0 and int(positions[-1]) < entries):
         raise BadUpdate(f"the positions in {name!r} leave its {entries} entries")
