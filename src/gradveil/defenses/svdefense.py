@@ -178,7 +178,8 @@ def tilted(found: Truncation, least_error: float, generator: torch.Generator) ->
     length = math.sqrt((least_error - found.residual) / (1 - found.residual))
     draws = torch.randn(found.right.shape, generator=generator, device=found.right.device, dtype=found.right.dtype)
     across = draws - (draws * found.right).sum(1, keepdim=True) * found.right
-    return found.right + length * across / across.norm(dim=1, keepdim=True)
+    units: Tensor = across / across.norm(dim=1, keepdim=True)
+    return found.right + length * units
 
 
 def layer_weights_by_entropy(payloads: Sequence[Payload]) -> list[dict[str, float]]:
@@ -214,8 +215,8 @@ def layer_weights_by_entropy(payloads: Sequence[Payload]) -> list[dict[str, floa
         raw = raw if max(raw) > 0 else examples
         largest = max(raw)
         total = math.fsum(value / largest for value in raw)
-        for own, value in zip(weights, raw, strict=True):
-            own[name] = value / largest / total
+        for shares, value in zip(weights, raw, strict=True):
+            shares[name] = value / largest / total
     return weights
 
 

@@ -138,10 +138,11 @@ def _factored_names(payload: Payload, *, scaled: bool) -> set[str]:
     if not scaled and found["scale"]:
         raise BadUpdate(f"the payload has channel weights of {sorted(found['scale'])}, which this defense does not send")
     needed = [found[part] for part in _PARTS if scaled or part != "scale"]
-    odd = sorted(set().union(*needed) - set.intersection(*needed))
+    complete = needed[0].intersection(*needed)
+    odd = sorted(needed[0].union(*needed) - complete)
     if odd:
         raise BadUpdate(f"the payload lacks some of the factors of {odd}")
-    return found["left"]
+    return complete
 
 
 def _check_names(dense: Named, factored: set[str], expected: Mapping[str, TensorSpec]) -> None:

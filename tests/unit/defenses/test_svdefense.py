@@ -40,7 +40,8 @@ def draw(rows: int, columns: int, seed: int = 0, dtype: torch.dtype = torch.floa
     left, sigma, right = torch.linalg.svd(matrix, full_matrices=False)
     spectrum = sigma * torch.logspace(0, -2, len(sigma), dtype=torch.float64)
     rows_of = torch.logspace(0, -3, rows, dtype=torch.float64)[:, None]
-    return (rows_of * (left * spectrum) @ right).to(dtype)
+    whole: Tensor = rows_of * (left * spectrum) @ right
+    return whole.to(dtype)
 
 
 def through(defense: SVDefense, weights: Named, seed: int = 1) -> Named:
