@@ -264,9 +264,17 @@ COMMAND = (
 )
 
 
-def test_one_command_measures_and_another_decides(tmp_path: Path, capsys: Captured) -> None:
-    out = tmp_path / "out"
-    assert main([*COMMAND, "--out", str(out), "--json"]) == 0
+@pytest.fixture(scope="module")
+def measured(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What one command leaves behind: two cells, six trainings and a report."""
+    folder = tmp_path_factory.mktemp("measured") / "out"
+    assert main([*COMMAND, "--out", str(folder)]) == 0
+    return folder
+
+
+def test_one_command_measures_and_another_decides(measured: Path, capsys: Captured) -> None:
+    out = measured
+    assert main([*COMMAND, "--out", str(out), "--json"]) == 0  # all is there already
     found = json.loads(capsys.readouterr().out)
     assert [row["utility"]["accuracy"]["n"] for row in found["cells"]] == [3, 3]
     page = (out / "report.html").read_text(encoding="utf-8")
@@ -312,9 +320,8 @@ def whole(out: Path, room: str) -> dict[str, bytes]:
     return {path.name: path.read_bytes() for path in sorted((out / room).glob("????????????????.json"))}
 
 
-def test_a_run_killed_among_its_trainings_ends_with_the_same_bytes(tmp_path: Path) -> None:
-    one, two = tmp_path / "one", tmp_path / "two"
-    assert main([*COMMAND, "--out", str(one)]) == 0
+def test_a_run_killed_among_its_trainings_ends_with_the_same_bytes(measured: Path, tmp_path: Path) -> None:
+    one, two = measured, tmp_path
     first = start(two)
     until = time.monotonic() + 120
     while not whole(two, "utility") and first.poll() is None:
