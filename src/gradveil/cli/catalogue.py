@@ -64,7 +64,20 @@ def _entry(kind: str, card: dict[str, Any], method: Any) -> dict[str, Any]:
     found = {"kind": kind, **card, "settings": _settings(method), "description": inspect.getdoc(method) or ""}
     if kind == "defenses":
         found["stations"] = list(method.stations(method))
+        found["guarantee"] = _guarantees(method)
     return found
+
+
+def _guarantees(method: Any) -> list[str]:
+    """Return what is proved about every rung of the ladder, one release each, or nothing where nothing is."""
+    from gradveil.risk import privacy_of
+
+    proved = [(rung, privacy_of(method(**rung))) for rung in method.card.ladder]
+    return [f"{_rung(rung)}: {found.sentence()}" for rung, found in proved if found.epsilon is not None]
+
+
+def _rung(rung: dict[str, Any]) -> str:
+    return ", ".join(f"{name}={value!r}" for name, value in rung.items())
 
 
 def _settings(method: Any) -> dict[str, Any]:

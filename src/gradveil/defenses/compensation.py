@@ -23,7 +23,7 @@ def denoise_matrix(matrix: Tensor, std: float) -> Tensor:
     rows, columns = matrix.shape
     low, high = noise_edges(std, rows, columns)
     values, directions = torch.linalg.eigh(matrix.T @ matrix / rows)
-    kept = directions[:, (values <= low) | (values >= high)]
+    kept: Tensor = directions[:, (values <= low) | (values >= high)]
     return matrix @ kept @ kept.T
 
 

@@ -59,10 +59,10 @@ def _change(gradient: Tensor | None, inputs: Tensor) -> float:
 def _targets(learner: Learner, inputs: Tensor, noise: Named) -> Tensor:
     with torch.no_grad():
         outputs = learner.forward(learner.weights, inputs, noise)
-    outputs = outputs[0] if isinstance(outputs, tuple) else outputs
-    if outputs.ndim == 2:
-        return torch.arange(len(inputs), device=inputs.device) % outputs.shape[1]
-    return torch.zeros_like(outputs)
+    found: Tensor = outputs[0] if isinstance(outputs, tuple) else outputs
+    if found.ndim == 2:
+        return torch.arange(len(inputs), device=inputs.device) % found.shape[1]
+    return torch.zeros_like(found)
 
 
 def cut_slices(sizes: dict[str, int], sensitivity: dict[str, float], slices: int) -> list[int]:

@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cache
+from typing import Any
 
 import pytest
 import torch
@@ -151,7 +152,7 @@ def odd_entries(value: Tensor, rng: random.Random) -> Tensor:
     changed = value.clone().reshape(-1)
     if not changed.numel() or value.dtype == torch.bool:
         return value
-    where = rng.choice([slice(None), rng.randrange(changed.numel()), slice(0, None, 2)])
+    where: Any = rng.choice([slice(None), rng.randrange(changed.numel()), slice(0, None, 2)])
     if value.is_floating_point() or value.is_complex():
         changed[where] = rng.choice(ODD_NUMBERS)
     else:
