@@ -34,6 +34,8 @@ Labels = Literal["recovered", "joint", "given"]
 
 LIKELIHOOD = "likelihood"
 SETTLED = 0.9
+MATRIX_PAYS = 2_000_000
+"""Weights from which unfolded convolutions are faster on a GPU: 1.7 times on ResNet-18, three times slower on ResNet-20."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -139,7 +141,7 @@ def run_recipe(recipe: Recipe, observations: Sequence[Observation], desk: Desk) 
     adversary = adversary_for(recipe.stance, first)
     smooth = recipe.smooth_relu and bool(recipe.matching) and has_relu(first.learner)
     learners = tuple(smooth_learner(learner) if smooth else learner for learner in first.learners)
-    if next(iter(first.learner.weights.values())).device.type == "cuda":
+    if next(iter(first.learner.weights.values())).device.type == "cuda" and first.learner.parameters >= MATRIX_PAYS:
         learners = tuple(with_matrix_convolutions(learner) for learner in learners)
     matching = _Matching(recipe, learners, adversary, adversary.noise_std(first), smooth)
     steps = desk.steps(recipe.steps)

@@ -257,11 +257,6 @@ class ChainAdversary(OpenAdversary):
         told = (part.label_evidence(observation, bias, prediction) for part in reversed(self.parts))
         return next((evidence for evidence in told if evidence is not None), None)
 
-    def label_evidence(self, observation: Observation, bias: Tensor, prediction: Tensor) -> Tensor | None:
-        """Return what the last part says that reads the bias in its own way."""
-        told = (part.label_evidence(observation, bias, prediction) for part in reversed(self.parts))
-        return next((evidence for evidence in told if evidence is not None), None)
-
     def noise_std(self, observation: Observation) -> float | None:
         """Return the noise of all parts together, where nothing after the first of them changes the update otherwise."""
         changing = [part.noise_std(observation) for part in self.parts if _changes_update(part)]
