@@ -7,6 +7,7 @@ no in-place changes.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -128,7 +129,7 @@ class OpenAdversary:
         """Return 0: no round seen is less protected than the first."""
         return 0
 
-    def label_evidence(self, observation: Observation, bias: Tensor, prediction: Tensor) -> Tensor | None:
+    def label_evidence(self, observation: Observation, bias: Tensor, prediction: Callable[[], Tensor]) -> Tensor | None:
         """Return None: the bias is read as the gradient it is."""
         return None
 

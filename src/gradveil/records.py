@@ -6,7 +6,7 @@ One convention everywhere: an update has gradient sign (global minus local weigh
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any, Protocol
@@ -232,7 +232,7 @@ class AdversaryModel(Protocol):
         """Index of the round seen that is protected least, for attacks that read one round only."""
         ...
 
-    def label_evidence(self, observation: Observation, bias: Tensor, prediction: Tensor) -> Tensor | None:
+    def label_evidence(self, observation: Observation, bias: Tensor, prediction: Callable[[], Tensor]) -> Tensor | None:
         """Evidence per class, the lower the likelier, from the last bias as sent and the global model's mean prediction.
 
         Asked for one example in the clearest round; None reads the bias as a gradient.

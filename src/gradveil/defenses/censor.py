@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -162,14 +162,14 @@ class CensorAdversary(OpenAdversary):
         """Return the first undefended round, where one was seen."""
         return next((i for i in range(len(observation.updates)) if not self._defended(observation, i)), 0)
 
-    def label_evidence(self, observation: Observation, bias: Tensor, prediction: Tensor) -> Tensor | None:
+    def label_evidence(self, observation: Observation, bias: Tensor, prediction: Callable[[], Tensor]) -> Tensor | None:
         """Return |o_c - <o, p>|: the bias gradient of one example is p - e_y, and o is orthogonal to it, so o_y = <o, p>.
 
         The global model's mean prediction stands for p. Nothing like it holds where all tensors are projected together.
         """
         if self.scope == "whole" or not self._defended(observation, 0) or observation.learner.settings.shares != "gradient":
             return None
-        return (bias - (bias * prediction).sum()).abs()
+        return (bias - (bias * prediction()).sum()).abs()
 
     def evidence(self, observation: Observation, round_index: int) -> Named:
         """Return the update, and how much its invariants and its entries count."""

@@ -252,7 +252,7 @@ class ChainAdversary(OpenAdversary):
         """Return the first round in which every part that rests at some time rests."""
         return max(part.clearest_round(observation) for part in self.parts)
 
-    def label_evidence(self, observation: Observation, bias: Tensor, prediction: Tensor) -> Tensor | None:
+    def label_evidence(self, observation: Observation, bias: Tensor, prediction: Callable[[], Tensor]) -> Tensor | None:
         """Return what the last part says that reads the bias in its own way."""
         told = (part.label_evidence(observation, bias, prediction) for part in reversed(self.parts))
         return next((evidence for evidence in told if evidence is not None), None)

@@ -302,7 +302,7 @@ def test_the_angle_of_the_last_bias_names_the_label(init: str, least: float) -> 
     assert right / len(batches) >= least
     assert naive / len(batches) <= 0.25
     whole = Censor(scope="whole").adversary()
-    assert whole.label_evidence(observation, update.weights["linear.bias"], torch.full((classes,), 1 / classes)) is None
+    assert whole.label_evidence(observation, update.weights["linear.bias"], lambda: torch.full((classes,), 1 / classes)) is None
 
 
 @pytest.mark.parametrize("scope", ["layer", "whole"])

@@ -112,6 +112,8 @@ def on_tensor(change: TensorChange) -> Change:
 
 
 def another_dtype(value: Tensor, rng: random.Random) -> Tensor:
+    # A second change of the same tensor may find it complex; dropping its imaginary part is what is meant then.
+    value = torch.view_as_real(value)[..., 0] if value.is_complex() else value
     return value.to(rng.choice(DTYPES))
 
 
