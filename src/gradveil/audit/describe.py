@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from gradveil.audit.cells import Cell
     from gradveil.audit.plan import Plan
 
-__all__ = ["NOT_TESTED", "code_version", "describe_cells", "describe_run"]
+__all__ = ["NOT_TESTED", "code_version", "describe_cells", "describe_run", "provenance"]
 
 NOT_TESTED = (
     "membership inference: whether a record was used at all",
@@ -78,7 +78,7 @@ def describe_cells(cells: Sequence[Cell], keys: list[str], command: str, title: 
         "cells": keys,
         "builtin_data": all(cell.data in DATASETS.names() for cell in cells),
         "not_tested": list(NOT_TESTED),
-        "provenance": _provenance(cells[0].seed, cells[0].device),
+        "provenance": provenance(cells[0].seed, cells[0].device),
         "cards": {
             "defenses": {name: parts[name].as_dict() for name in sorted(parts)},
             "attacks": {name: attacks[name].as_dict() for name in sorted(attacks)},
@@ -87,7 +87,8 @@ def describe_cells(cells: Sequence[Cell], keys: list[str], command: str, title: 
     }
 
 
-def _provenance(seed: int, device: str) -> dict[str, Any]:
+def provenance(seed: int, device: str) -> dict[str, Any]:
+    """Return what a result came from: code, versions, machine, seed and time. Audits and trainings note the same."""
     name = torch.cuda.get_device_name(0) if device == "cuda" else device
     return {
         "gradveil": gradveil.__version__,

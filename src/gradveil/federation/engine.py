@@ -308,7 +308,7 @@ def _own_files(settings: FederationSettings) -> str:
 def _provenance(settings: FederationSettings) -> Mapping[str, Any]:
     from gradveil.audit import describe
 
-    return {**describe._provenance(settings.seed, settings.device), "threads": torch.get_num_threads()}
+    return {**describe.provenance(settings.seed, settings.device), "threads": torch.get_num_threads()}
 
 
 @contextlib.contextmanager
