@@ -57,6 +57,9 @@ def table(options: argparse.Namespace) -> None:
     """Print the cells of a folder as a table in Markdown."""
     found = [json.loads(path.read_text(encoding="utf-8")) for path in sorted((options.out / "cells").glob("*.json"))]
     by_spelling = {cell["defense"]["spelling"]: cell for cell in found if "defense" in cell}
+    # Where the weights of LPIPS were not at hand, it was taken afterwards, from pictures rounded to eight bits.
+    afterwards = options.out / "lpips.json"
+    lpips = json.loads(afterwards.read_text(encoding="utf-8")) if afterwards.is_file() else {}
     sys.stdout.write(
         "| defense | plain: identified | PSNR, dB | informed: identified | PSNR, dB | SSIM | LPIPS | null: identified | PSNR |\n"
         "|---|---|---|---|---|---|---|---|---|\n"
@@ -64,10 +67,10 @@ def table(options: argparse.Namespace) -> None:
     for row in ROWS:
         cell = by_spelling.get(row.spelling)
         if cell is not None:
-            sys.stdout.write(_line(row, cell))
+            sys.stdout.write(_line(row, cell, lpips.get(cell["key"], {})))
 
 
-def _line(row: Row, cell: dict[str, Any]) -> str:
+def _line(row: Row, cell: dict[str, Any], lpips: dict[str, float]) -> str:
     plain, informed = cell["plain"], cell["informed"] or cell["plain"]
     bar = cell["bar"]
     values = [
@@ -77,7 +80,7 @@ def _line(row: Row, cell: dict[str, Any]) -> str:
         _identified(informed, cell["n"]),
         _number(informed, "psnr"),
         _number(informed, "ssim", 3),
-        _number(informed, "lpips", 3),
+        _number(informed, "lpips", 3) if not lpips else f"{lpips.get('informed', lpips['plain']):.3f}".lstrip("0"),
         f"{bar['identified']['value'] * cell['n']:.0f} ({bar['identified']['null'].replace('_', ' ')})",
         f"{bar['psnr']['value']:.1f}",
     ]
