@@ -15,7 +15,7 @@ from gradveil.defenses.base import DEFENSES, ClientView, Defense, DefenseCard, S
 from gradveil.defenses.clipping import SCOPES, Scope
 from gradveil.defenses.example_clipping import ClippedExamplesAdversary, clip_each
 from gradveil.defenses.settings import check_choice, check_number
-from gradveil.defenses.step_noise import accumulated_noise
+from gradveil.defenses.step_noise import accumulated_noise, step_sizes
 from gradveil.errors import UsageError
 from gradveil.learning.learner import GradientHook, Learner
 from gradveil.records import Observation
@@ -38,11 +38,19 @@ class DPSGDAdversary(ClippedExamplesAdversary):
     """Clips every dummy's gradient in the same way, and knows how much noise lies on the update.
 
     One step is told exactly. Over several steps the noise is told to first order in the learning rate, and the replay follows the
-    path without noise, which nobody outside the client knows better; so the truth then leaves a residual a little above it.
+    path without noise, which nobody outside the client knows better; so the truth then leaves a residual a little above it, and
+    the attacker says that it is incomplete.
     """
 
     noise_multiplier: float
     expected_batch: int
+
+    def incomplete_for(self, observation: Observation) -> bool:
+        """True where noise changes the path itself: after several noisy steps, or through Adam, which is not linear in it."""
+        settings = observation.learner.settings
+        if not self.noise_multiplier or settings.shares == "gradient":
+            return False
+        return settings.optimizer != "sgd" or len(step_sizes(observation)) > 1
 
     def on_examples(self, learner: Learner, variables: Named) -> GradientHook:
         """Clip along the leading axis, differentiably, and divide by what the client divides by."""

@@ -25,7 +25,12 @@ class HiddenRateAdversary(OpenAdversary):
 
     A gradient, or a single step, is only rescaled: objectives blind to scale see nothing of the defense, and all tensors still
     arrive exactly up to one factor. Several local steps bend with the rate, and there the fitted rate matters.
+    One rate is fitted for all rounds seen, although a client draws one for each; over several the attacker is incomplete.
     """
+
+    def incomplete_for(self, observation: Observation) -> bool:
+        """True over several rounds, each of which has a rate of its own."""
+        return len(observation.updates) > 1
 
     def variables(self, observation: Observation, generator: torch.Generator) -> Named:
         """Start every client at the nominal rate."""

@@ -57,7 +57,13 @@ class HiddenRangesAdversary(OpenAdversary):
     """An observer who reads the codes but not the ranges: compares every tensor after taking off its mean and its length.
 
     What is left of a tensor is the same for its codes as for its values, whatever the range, so nothing of the range is used.
+    Nor is the rounding: codes say which interval a value came from, and here they are compared as if they were values.
     """
+
+    @property
+    def incomplete(self) -> bool:
+        """True: what rounding did is left out."""
+        return True
 
     def evidence(self, observation: Observation, round_index: int) -> Named:
         """Return the standardised update."""

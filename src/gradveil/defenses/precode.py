@@ -126,12 +126,17 @@ class BottleneckAdversary(OpenAdversary):
     the decoder's is the code m + e s, and m and s follow from f; so ``e = (code - m) / s`` is known exactly, and what is left is
     an undefended model. For several examples, or several steps, e is optimised under its Gaussian prior. The divergence is part
     of the loss that is replayed either way. All tensors arrive exactly: the noise is in the function, not on the update.
+    Every round draws its own noise, but one is fitted for all rounds seen; over several the attacker is incomplete.
 
     Attributes:
         prior: Weight of the prior on fitted noise.
     """
 
     prior: float = 1e-4
+
+    def incomplete_for(self, observation: Observation) -> bool:
+        """True over several rounds: what is fitted is shared by them, what the client drew is not."""
+        return len(observation.updates) > 1
 
     def variables(self, observation: Observation, generator: torch.Generator) -> Named:
         """Return the noise of all clients, (clients, steps, B, K): drawn as they draw it, and as read off the update.

@@ -53,6 +53,10 @@ class RoundedAdversary(OpenAdversary):
     grid: Grid
     reach: float = 0.5
 
+    def incomplete_for(self, observation: Observation) -> bool:
+        """True for an aggregate: the clients' grids are not seen."""
+        return observation.threat.clients > 1
+
     def evidence(self, observation: Observation, round_index: int) -> Named:
         """Return the update and the ends of every entry's interval."""
         seen = observation.updates[round_index].weights

@@ -26,6 +26,10 @@ class ZeroedEntriesAdversary(OpenAdversary):
 
     factor: float = 1.0
 
+    def incomplete_for(self, observation: Observation) -> bool:
+        """True for an aggregate: an entry that only some clients sent is not their mean, and nobody sees which."""
+        return observation.threat.clients > 1
+
     def evidence(self, observation: Observation, round_index: int) -> Named:
         """Return the update and the mask of its entries that are not zero."""
         seen = observation.updates[round_index].weights
