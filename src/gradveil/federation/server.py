@@ -3,6 +3,9 @@
 One bad client never stops a round. Its payload is refused with a named error, the reason is kept beside its number, and the
 round goes on without it. Where nothing is left, or what is left cannot be aggregated, the weights stay as they are and the round
 says why.
+
+What is refused is what no honest client could have sent. A client that lies within the form, with a wrong but ordinary update, is
+not found out: it moves the model by its share of the average. Robust aggregation is not part of this server.
 """
 
 from __future__ import annotations
@@ -90,7 +93,17 @@ def _read(
     # Finite factors may multiply to an infinity, so what was decoded is looked at again.
     check_finite(update.weights, "the decoded update")
     _check_buffers(update.buffers, spec, buffers)
+    _check_sizes({**update.weights, **update.buffers})
     return update
+
+
+def _check_sizes(sent: Named) -> None:
+    """Refuse numbers whose squares overflow: one such client would make the optimiser's memory or a control variate infinite."""
+    for name, value in sent.items():
+        if value.is_floating_point() and value.numel():
+            most, largest = math.sqrt(torch.finfo(value.dtype).max), float(value.abs().max())
+            if largest > most:
+                raise BadUpdate(f"{name!r} has an entry of size {largest:.3g}, and {most:.3g} is the most a server can work with")
 
 
 def _check_buffers(sent: Named, spec: ModelSpec, buffers: Named) -> None:
@@ -99,7 +112,12 @@ def _check_buffers(sent: Named, spec: ModelSpec, buffers: Named) -> None:
     check_finite(floating, "the decoded buffers")
     for name, value in sent.items():
         if spec.tensors[name].role is Role.COUNTER:
-            if bool(((value > 0) | (value < -FURTHEST)).any()):
+            if value.dtype == torch.bool or value.is_complex():
+                raise BadUpdate(f"{name!r} is {value.dtype}, which counts nothing; no client may change it")
+            wide = value.to(torch.int64)  # narrow integers can neither be compared with the limit nor subtracted safely
+            before = buffers[name].to(torch.int64) if name in buffers else torch.zeros_like(wide)
+            room = torch.iinfo(value.dtype).max - before
+            if bool(((wide > 0) | (wide < -FURTHEST) | (-wide > room)).any()):
                 raise BadUpdate(f"the counter {name!r} runs backwards or too far; a round counts up by its local steps")
         elif name.endswith("running_var") and name in buffers and bool((buffers[name] - value < 0).any()):
             raise BadUpdate(f"the variances in {name!r} would be negative")

@@ -6,7 +6,7 @@ import dataclasses
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import pytest
 import torch
@@ -96,11 +96,48 @@ def test_when_all_are_refused_nothing_changes_and_the_step_says_so() -> None:
 
 
 def test_finite_updates_that_make_the_model_infinite_change_nothing() -> None:
-    server = Server(WEIGHTS, BUFFERS, learning_rate=10.0)
-    reception = receive({0: payload(3e38)}, NoDefense(), SPEC, round_index=2)
+    server = Server(WEIGHTS, BUFFERS, learning_rate=1e30)
+    reception = receive({0: payload(1e19)}, NoDefense(), SPEC, round_index=2)
     step = server.step(reception, NoDefense(), SPEC)
     assert step.server is server
     assert "the new global model has 6 entries that are not finite" in step.note
+
+
+@pytest.mark.parametrize("settings", [{}, {"learning_rate": 10.0}, {"momentum": 0.9}, {"optimizer": "adam"}], ids=str)
+def test_one_client_with_huge_numbers_does_not_stop_the_others(settings: dict[str, Any]) -> None:
+    server = Server(WEIGHTS, BUFFERS, **settings)
+    alone, both = (
+        server.step(receive(sent, NoDefense(), SPEC, round_index=2), NoDefense(), SPEC)
+        for sent in ({0: payload()}, {0: payload(), 1: payload(3e38)})
+    )
+    assert both.accepted == (0,) and "size 3e+38" in both.refused[1] and not both.note
+    assert torch.equal(both.server.weights["layer.bias"], alone.server.weights["layer.bias"])
+
+
+def test_huge_running_statistics_are_refused() -> None:
+    liar = payload(running_mean=torch.tensor([0.0, -3e38]))
+    assert "'bn.running_mean' has an entry of size" in receive({0: liar}, NoDefense(), SPEC, round_index=2).refused[0]
+
+
+@pytest.mark.parametrize(("dtype", "change"), [(torch.bool, 0), (torch.uint8, 1), (torch.int8, -120), (torch.int64, 1)], ids=str)
+def test_buffers_of_other_kinds_that_a_client_changes_are_refused_by_name(dtype: torch.dtype, change: int) -> None:
+    model = nn.Linear(3, 2)
+    model.register_buffer("mask", torch.full((2,), 10).to(dtype))
+    spec, buffers = ModelSpec.of(model), dict(model.named_buffers())
+    weights = {name: torch.zeros(own.shape) for name, own in spec.named(Role.WEIGHT).items()}
+    sent = encode_dense(Update(weights, 4, 0, {"mask": torch.full((2,), change).to(dtype)}))
+    found = receive({0: sent}, NoDefense(), spec, round_index=0, buffers=buffers)
+    assert "'mask'" in found.refused[0]
+
+
+def test_a_narrow_counter_may_count_up() -> None:
+    model = nn.Linear(3, 2)
+    model.register_buffer("seen", torch.tensor(10, dtype=torch.int8))
+    spec, buffers = ModelSpec.of(model), dict(model.named_buffers())
+    weights = {name: torch.zeros(own.shape) for name, own in spec.named(Role.WEIGHT).items()}
+    sent = encode_dense(Update(weights, 4, 0, {"seen": torch.tensor(-3, dtype=torch.int8)}))
+    step = Server(weights, buffers).step(receive({0: sent}, NoDefense(), spec, round_index=0, buffers=buffers), NoDefense(), spec)
+    assert int(step.server.buffers["seen"]) == 13
 
 
 @dataclass(frozen=True, kw_only=True)
