@@ -20,7 +20,10 @@ from gradveil.records import ModelSpec, Payload, Update
 from gradveil.tensors import check_finite
 from gradveil.wire.factors import FACTORS, Factors, decode_factors, encode_factors, entropies_of, matrix_shape
 
-__all__ = ["SVDefense", "layer_weights_by_entropy", "tilted"]
+__all__ = ["LEAST_ENTROPY", "SVDefense", "layer_weights_by_entropy", "tilted"]
+
+LEAST_ENTROPY = 1e-6
+"""Less counts as vanished: it leaves 5e-8 of the energy beside the first singular value."""
 
 
 @DEFENSES.register(
@@ -59,7 +62,8 @@ class SVDefense(Defense):
       passes.
     * k is at least 1 and at most the rank. The logarithm is the natural one. Zeros are left out of the entropy.
     * Where the factors would be larger than the matrix, W_hat is sent as a whole, without I.
-    * Where all clients' entropies of a layer vanish, p_m follows the examples.
+    * Where all clients' entropies of a layer vanish, p_m follows the examples. Below 1e-6 they count as vanished: such a spectrum
+      has one value and rounding, and rounding must not choose who is heard.
 
     The ablations of the paper are settings: ``adaptive=False`` is without S (a fixed threshold), ``weights="none"`` without C,
     ``weights="absolute"`` is C(abs), ``layer_wise=False`` without L.
@@ -82,7 +86,9 @@ class SVDefense(Defense):
 
     Cost: p^2 q multiplications and an eigenproblem of size p per p × q matrix with p <= q; hardening adds k q random numbers.
     Known weakness: `TruncationAdversary` and, for one example, feature inversion; hardened, several rounds on the same data
-    average the tilt out. The theorem of the paper bounds an error from above, so it promises no protection.
+    average the tilt out. The theorem of the paper bounds an error from above, so it promises no protection. The server believes
+    the entropies within their range, as the paper's does: where honest layers have rank one, a client that claims, or really
+    sends, a matrix of many directions decides that layer alone; ``layer_wise=False`` is for clients one does not trust.
 
     It acts while encoding, after every other defense of a chain has changed the update, so it must be the last of them.
 
@@ -211,8 +217,9 @@ def layer_weights_by_entropy(payloads: Sequence[Payload]) -> list[dict[str, floa
     weights: list[dict[str, float]] = [{} for _ in payloads]
     for name in names[0]:
         owner = owners[name]
-        raw = [known[owner] * count for known, count in zip(entropies, examples, strict=True)] if owner else examples
-        raw = raw if max(raw) > 0 else examples
+        told = [known[owner] for known in entropies] if owner else []
+        vanished = max(told, default=0.0) < LEAST_ENTROPY
+        raw = examples if vanished else [entropy * count for entropy, count in zip(told, examples, strict=True)]
         largest = max(raw)
         total = math.fsum(value / largest for value in raw)
         for shares, value in zip(weights, raw, strict=True):

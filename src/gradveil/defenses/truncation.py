@@ -23,8 +23,8 @@ ChannelWeights = Literal["squared", "absolute", "none"]
 DEAD = 1e-10
 """Channels with less than this share of the largest weight count as dead.
 
-Dividing by a channel's weight amplifies the rounding of the decomposition by its inverse: 1e-16 / 1e-10 is still far below
-what single precision resolves, and what such a channel would have sent is 1e-10 of the update.
+What such a channel would have sent is 1e-10 of the update, far below what single precision resolves of the others, and U S holds
+its square, which must stay clear of the smallest numbers.
 """
 _ROUNDING = 1e-15
 """Eigenvalues of the Gram matrix below this share of the largest one, times its size, cannot be told from zero."""
@@ -125,13 +125,13 @@ def truncate(matrix: Tensor, *, weights: ChannelWeights, beta: float, threshold:
     limit = threshold if threshold is not None else -math.expm1(-beta * entropy)
     k = rank_above(energies, limit)
     sigma = energies[:k].sqrt()
-    if tall:
-        right = vectors[:, :k].T  # (k, q)
-        left = weighted @ right.T / sigma
-    else:
-        left = vectors[:, :k]  # (p, k)
-        right = (left.T @ weighted) / sigma[:, None]
+    right = vectors[:, :k].T if tall else (vectors[:, :k].T @ weighted) / sigma[:, None]  # (k, q)
     projected = unit @ right.T  # (p, k)
+    if scale is not None:
+        # Not the eigenvectors: their rounding is 1e-16 of the loudest channel, and the server divides it by I.
+        left = projected * (scale / scale.max())[:, None] / sigma
+    else:
+        left = projected / sigma if tall else vectors[:, :k]
     # W V V^T projects orthogonally, so what is cut off is the difference of the energies.
     residual = 1 - float(projected.square().sum() / unit.square().sum())
     rank = int((energies > 0).sum())

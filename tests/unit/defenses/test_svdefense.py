@@ -147,6 +147,18 @@ def test_bytes_come_from_the_factors() -> None:
     assert (tensor_bytes(payload), matrix.numel() * 4) == (case["factors"], case["dense"])
 
 
+@pytest.mark.parametrize("shape", [(16, 200), (200, 16)])
+@pytest.mark.parametrize("quiet", [1e-3, 1e-6, 1e-9])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_quiet_channels_arrive_as_exactly_as_loud_ones(shape: tuple[int, int], quiet: float, dtype: torch.dtype) -> None:
+    matrix = draw(*shape)
+    matrix[3] *= quiet
+    matrix = matrix.to(dtype)
+    expected = truncate(matrix, weights="squared", beta=0.3, threshold=None).whole[3]
+    arrived = through(SVDefense(), {"a.weight": matrix})["a.weight"][3].double()
+    assert float((arrived - expected).norm() / expected.norm()) < (1e-5 if dtype == torch.float32 else 1e-9)
+
+
 def _payload(entropies: dict[str, float], examples: int) -> Payload:
     weights = {"a.weight": torch.ones(2, 3), "a.bias": torch.ones(2), "bn.weight": torch.ones(2)}
     streams: dict[str, Named] = {"weights": weights, "entropy": {n: torch.tensor(e).double() for n, e in entropies.items()}}
@@ -161,6 +173,9 @@ def test_layers_are_weighed_by_entropy_and_examples() -> None:
         assert [own[name] for own in found] == pytest.approx(case[key], abs=1e-7)
     vanished = layer_weights_by_entropy([_payload({"a.weight": 0.0}, n) for _, n in pairs])
     assert [own["a.weight"] for own in vanished] == pytest.approx(case["by_examples"])
+    # What rounding leaves of a vanished entropy must not choose either.
+    rounding = layer_weights_by_entropy([_payload({"a.weight": i * 1e-9}, n) for i, (_, n) in enumerate(pairs)])
+    assert [own["a.weight"] for own in rounding] == pytest.approx(case["by_examples"])
     assert SVDefense(layer_wise=False).layer_weights([_payload({"a.weight": 1.0}, 3)]) is None
 
 
