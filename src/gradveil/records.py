@@ -266,6 +266,7 @@ class Observation:
         threat: What the attacker sees and knows.
         adversary: The defense's own attacker model.
         labels: True targets, only where the threat model grants them.
+        public: (P, ...) public inputs that the clients had too, where the attacker knows public data.
     """
 
     learners: tuple[Learner, ...]
@@ -277,6 +278,7 @@ class Observation:
     threat: ThreatModel
     adversary: AdversaryModel
     labels: Tensor | None = None
+    public: Tensor | None = None
 
     @property
     def update(self) -> Update:

@@ -177,7 +177,8 @@ def _observe(subject: Subject, payload: Payload) -> Observation:
         raise BadUpdate(f"the captured update does not fit model and defense: {error}") from error
     device = next(iter(subject.learner.weights.values())).device
     update = Update({n: v.to(device) for n, v in decoded.weights.items()}, decoded.examples, decoded.round)
-    return dataclasses.replace(subject.targets[0].observation, updates=(update,), payloads=(payload,))
+    # Which public inputs the client had, if any, nobody here knows.
+    return dataclasses.replace(subject.targets[0].observation, updates=(update,), payloads=(payload,), public=None)
 
 
 def _null_score(subject: Subject, observation: Observation, referee: Referee) -> float:

@@ -21,13 +21,15 @@ from gradveil.federation.client import run_client
 from gradveil.learning import Learner, loss_by_name
 from gradveil.models import build_model
 from gradveil.randomness import Seed
-from gradveil.records import Batch, ModelSpec, Observation, Payload, Update
+from gradveil.records import Batch, Knowledge, ModelSpec, Observation, Payload, Update
 from gradveil.registry import parse_call
 from gradveil.tensors import Named
 
 __all__ = ["Subject", "Target", "build_learner", "build_subject", "load_cell_data"]
 
 CANDIDATES = 256
+PUBLIC = 32
+"""Public inputs that the clients of an audit may use, as many as those of a training have."""
 
 
 @dataclass(frozen=True)
@@ -54,6 +56,7 @@ class Subject:
         candidates: (M, ...) inputs among which an original must be the nearest to count as identified.
         positions: For every attacked record, its row in ``candidates``.
         indices: For every attacked record, its row in the dataset.
+        public: (P, ...) public inputs every client has, and the attacker too; others than those it rehearses on.
     """
 
     cell: Cell
@@ -65,6 +68,7 @@ class Subject:
     candidates: Tensor
     positions: tuple[int, ...]
     indices: tuple[int, ...]
+    public: Tensor
 
     def desk(self, budget: int, progress: Callable[[int], None] | None = None) -> Desk:
         """Return the attacker's desk, with the defended client's code on the attacker's own data."""
@@ -82,7 +86,7 @@ class Subject:
     def _simulate(self, inputs: Tensor, targets: Tensor, draw: int) -> tuple[Named, ...]:
         learners = self.targets[0].observation.learners
         seed = Seed(self.cell.seed).child("simulated", draw)
-        updates, _, _ = _send(learners, Batch(inputs, targets), self.defense, seed, _spec(self.learner))
+        updates, _, _ = _send(learners, Batch(inputs, targets), self.defense, seed, _spec(self.learner), self.public)
         return tuple(update.weights for update in updates)
 
 
@@ -144,8 +148,9 @@ def build_subject(cell: Cell, dataset: Dataset, rehearsals: int) -> Subject:
     order = Seed(cell.seed).child("records").numpy("choice").permutation(len(dataset)).tolist()
     chosen, others = order[:wanted], order[wanted:]
     batches = [dataset.batch(chosen[i : i + size]) for i in range(0, wanted, size)]
-    learners = _rounds(cell, learner, defense, batches)
-    targets = tuple(_target(cell, learners, batch, defense, ("client", i)) for i, batch in enumerate(batches))
+    public = public_images(dataset.input_shape, PUBLIC, Seed(cell.seed).child("public")).to(cell.device)
+    learners = _rounds(cell, learner, defense, batches, public)
+    targets = tuple(_target(cell, learners, batch, defense, ("client", i), public) for i, batch in enumerate(batches))
     pool = chosen + others[: max(0, CANDIDATES - wanted)]
     return Subject(
         cell=cell,
@@ -153,14 +158,17 @@ def build_subject(cell: Cell, dataset: Dataset, rehearsals: int) -> Subject:
         defense=defense,
         learner=learner,
         targets=targets,
-        rehearsals=_rehearse(cell, learners, dataset, defense, rehearsals),
+        rehearsals=_rehearse(cell, learners, dataset, defense, rehearsals, public),
         candidates=dataset.inputs[pool],
         positions=tuple(range(wanted)),
         indices=tuple(chosen),
+        public=public,
     )
 
 
-def _rehearse(cell: Cell, learners: tuple[Learner, ...], dataset: Dataset, defense: Defense, count: int) -> tuple[Target, ...]:
+def _rehearse(
+    cell: Cell, learners: tuple[Learner, ...], dataset: Dataset, defense: Defense, count: int, public: Tensor
+) -> tuple[Target, ...]:
     if count == 0:
         return ()
     size = cell.batch_size * cell.clients
@@ -168,14 +176,16 @@ def _rehearse(cell: Cell, learners: tuple[Learner, ...], dataset: Dataset, defen
     images = public_images(dataset.input_shape, count * size, seed)
     labels = torch.randint(dataset.classes, (count * size,), generator=seed.generator("labels"))
     batches = [Batch(images[i : i + size], labels[i : i + size]) for i in range(0, count * size, size)]
-    return tuple(_target(cell, learners, batch, defense, ("rehearsal", i)) for i, batch in enumerate(batches))
+    return tuple(_target(cell, learners, batch, defense, ("rehearsal", i), public) for i, batch in enumerate(batches))
 
 
-def _target(cell: Cell, learners: tuple[Learner, ...], batch: Batch, defense: Defense, path: tuple[object, ...]) -> Target:
+def _target(
+    cell: Cell, learners: tuple[Learner, ...], batch: Batch, defense: Defense, path: tuple[object, ...], public: Tensor
+) -> Target:
     seed = Seed(cell.seed).child(*path)
     device = torch.device(cell.device)
     moved = batch.replace(inputs=batch.inputs.to(device), targets=batch.targets.to(device))
-    updates, payloads, trained = _send(learners, moved, defense, seed, _spec(learners[0]))
+    updates, payloads, trained = _send(learners, moved, defense, seed, _spec(learners[0]), public)
     observation = Observation(
         learners=learners,
         updates=updates,
@@ -187,12 +197,13 @@ def _target(cell: Cell, learners: tuple[Learner, ...], batch: Batch, defense: De
         threat=cell.threat(),
         adversary=defense.adversary(),
         labels=moved.targets if cell.known_labels else None,
+        public=public if Knowledge.PUBLIC_DATA in cell.threat().knows else None,
     )
     return Target(observation, batch, trained, payloads)
 
 
 def _send(
-    learners: tuple[Learner, ...], batch: Batch, defense: Defense, seed: Seed, spec: ModelSpec
+    learners: tuple[Learner, ...], batch: Batch, defense: Defense, seed: Seed, spec: ModelSpec, public: Tensor
 ) -> tuple[tuple[Update, ...], tuple[Payload, ...], Tensor]:
     """Run all clients of one target through all rounds; return what the server reads per round (the mean over clients)."""
     clients = learners[0].settings.clients
@@ -205,7 +216,9 @@ def _send(
         for client in range(clients):
             part = slice(client * size, (client + 1) * size)
             share = Batch(batch.inputs[part], batch.targets[part], batch.records[part])
-            result = run_client(own, share, defense, seed.child(client), state=states[client], round_index=round_index)
+            result = run_client(
+                own, share, defense, seed.child(client), state=states[client], round_index=round_index, public=public
+            )
             states[client] = result.state
             payloads.append(result.payload)
             decoded.append(defense.decode(result.payload, spec))
@@ -216,7 +229,7 @@ def _send(
     return tuple(updates), tuple(payloads), torch.cat(trained)
 
 
-def _rounds(cell: Cell, learner: Learner, defense: Defense, batches: list[Batch]) -> tuple[Learner, ...]:
+def _rounds(cell: Cell, learner: Learner, defense: Defense, batches: list[Batch], public: Tensor) -> tuple[Learner, ...]:
     """Return one learner per round seen; between rounds the server steps along the mean of all targets' defended updates."""
     settings = learner.settings.replace(clients=cell.clients)
     learners = [learner.replace(settings=settings)]
@@ -224,7 +237,8 @@ def _rounds(cell: Cell, learner: Learner, defense: Defense, batches: list[Batch]
         totals: list[Named] = []
         for index, batch in enumerate(batches):
             moved = batch.replace(inputs=batch.inputs.to(cell.device), targets=batch.targets.to(cell.device))
-            updates, _, _ = _send(tuple(learners), moved, defense, Seed(cell.seed).child("client", index), _spec(learner))
+            seed = Seed(cell.seed).child("client", index)
+            updates, _, _ = _send(tuple(learners), moved, defense, seed, _spec(learner), public)
             totals.append(updates[round_index - 1].weights)
         rate = cell.learning_rate if cell.shares == "gradient" else 1.0
         last = learners[-1]

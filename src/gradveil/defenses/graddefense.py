@@ -58,18 +58,21 @@ def noise_cannot_explain(seen: Tensor, std: float, clip: float | None = None) ->
     return float((chance - rank + 1 / count).max()) > slack + moved
 
 
-@lru_cache(maxsize=16)
-def _cuts_of(learner: Learner, shape: tuple[int, ...], slices: int, public: Tensor | None = None) -> tuple[int, ...]:
-    """Cut a model's weights; an attacker asks again and again for the same model."""
+def _cuts_of(learner: Learner, shape: tuple[int, ...], slices: int, public: Tensor | None) -> tuple[int, ...]:
+    """Cut a model's weights."""
     sizes = {name: value.numel() for name, value in learner.weights.items()}
     return tuple(cut_slices(sizes, layer_sensitivity(learner, root_inputs(shape, public)), slices))
+
+
+_known_cuts = lru_cache(maxsize=4)(_cuts_of)
+"""For attackers, who ask again and again for the same model; a client asks once, and its model must not be kept alive."""
 
 
 @dataclass(frozen=True)
 class GradDefenseAdversary(OpenAdversary):
     """Cuts the same slices, tells from each slice's entries whether noise lies on it, and trusts those without.
 
-    The slices follow from the model and the built-in root set; which half gets noise is secret. Slices that noise cannot
+    The slices follow from the model and the root set, which is public; which half gets noise is secret. Slices that noise cannot
     explain count in full. Others count by their share of signal, since noise much smaller than the signal cannot be told and
     does not matter, and by so little that their noise cannot outweigh what arrived exactly. In an aggregate every client has
     its own noisy half, so all entries are noisy, with the mean variance.
@@ -118,7 +121,7 @@ class GradDefenseAdversary(OpenAdversary):
         return frozenset(names)
 
     def _cuts(self, observation: Observation) -> list[int]:
-        return list(_cuts_of(observation.learners[0], tuple(observation.input_shape), self.slices))
+        return list(_known_cuts(observation.learners[0], tuple(observation.input_shape), self.slices, observation.public))
 
     def _sure(self, row: Tensor, cuts: list[int]) -> list[bool]:
         return [noise_cannot_explain(row[left:right], self.std, self.clip) for left, right in pairwise(cuts)]

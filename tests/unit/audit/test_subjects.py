@@ -10,8 +10,12 @@ from torch import Tensor
 
 from gradveil.audit.subjects import CANDIDATES, Subject, build_learner
 from gradveil.defenses import build_defense
+from gradveil.defenses.base import ClientView
+from gradveil.defenses.graddefense import GradDefenseAdversary
 from gradveil.errors import UsageError
-from gradveil.records import Knowledge, Observation
+from gradveil.federation.client import run_client
+from gradveil.randomness import Seed
+from gradveil.records import Knowledge, ModelSpec, Observation
 from gradveil.tensors import Named
 from tests.unit.audit.small import CELL, digits, make_subject
 
@@ -105,6 +109,33 @@ def test_an_aggregate_is_the_mean_of_its_clients() -> None:
         length = torch.stack([v.square().sum() for v in raw.values()]).sum().sqrt()
         parts.append({n: v * min(1.0, 0.1 / float(length)) for n, v in raw.items()})
     assert all(torch.allclose(v, (parts[0][n] + parts[1][n]) / 2, atol=1e-6) for n, v in seen.update.weights.items())
+
+
+@pytest.mark.parametrize("defense", ["censor(sampling='public', trials=2)", "graddefense(std=0.1)"])
+def test_clients_have_public_inputs_that_are_no_records(defense: str) -> None:
+    subject, built = make_subject(defense=defense, model="lenet"), build_defense(defense)
+    nearest = (digits().inputs[:, None] - subject.public[None, :4]).square().flatten(2).mean(2).min()
+    assert float(nearest) > 1e-3
+    spec, changed = ModelSpec.of(subject.learner.model), []
+    for index, target in enumerate(subject.targets):
+        own = Seed(CELL.seed).child("client", index).child(0)
+        given, without = (
+            built.decode(run_client(subject.learner, target.batch, built, own, public=public).payload, spec).weights
+            for public in (subject.public, None)
+        )
+        assert same(target.observation.update.weights, given)
+        changed.append(not same(given, without))
+    # Slices end elsewhere, which shows only where just one of two neighbours gets noise.
+    assert any(changed)
+
+
+def test_the_attacker_cuts_the_slices_that_clients_cut() -> None:
+    subject = make_subject(defense="graddefense(std=0.1)", model="lenet")
+    seen, built = subject.targets[0].observation, subject.defense
+    view = ClientView(learner=subject.learner, seed=Seed(0), public=subject.public)
+    assert isinstance(seen.adversary, GradDefenseAdversary)
+    assert seen.adversary._cuts(seen) == built.prepare(subject.targets[0].batch, view)["cuts"].tolist()
+    assert seen.adversary._cuts(seen) != seen.adversary._cuts(seen.replace(public=None))
 
 
 def test_rounds_move_the_model_on() -> None:
