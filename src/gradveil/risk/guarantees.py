@@ -23,6 +23,8 @@ from gradveil.risk.accountant import Method, epsilon
 __all__ = ["Guarantee", "privacy_of"]
 
 Unit = Literal["record", "client", ""]
+PROMISES_NOTHING = 20.0
+"""From this ε on the odds about one unit may change by a factor of 500 million."""
 
 _AFTER = (NoDefense, Clipping, GaussianNoise, LaplaceNoise, Pruning, TopK, EntryDropout)
 """Look at nothing but the update they are given, so after the noise they reveal nothing more (post-processing)."""
@@ -68,7 +70,8 @@ class Guarantee:
         how = "exact" if self.method == "exact" else f"upper bound, {self.method}"
         sampled = f", sampled at {self.sampling_rate:g}" if self.sampling_rate < 1 else ""
         releases = "1 release" if self.steps == 1 else f"{self.steps} releases"
-        return f"ε = {self.epsilon:.3g} at δ = {self.delta:g} per {self.unit} after {releases}{sampled} ({how})"
+        told = f"ε = {self.epsilon:.3g} at δ = {self.delta:g} per {self.unit} after {releases}{sampled} ({how})"
+        return told + ("; an ε this large promises nothing in practice" if self.epsilon > PROMISES_NOTHING else "")
 
     def as_dict(self) -> dict[str, Any]:
         """Return plain JSON values."""
@@ -100,7 +103,7 @@ def privacy_of(
     """
     parts = parts_of(defense)
     for index, part in enumerate(parts):
-        if isinstance(part, DPSGD) and part.bound is not None and part.noise_multiplier:
+        if type(part) is DPSGD and part.bound is not None and part.noise_multiplier:
             reason = _blocked(parts, index, index, "record") or _sampling_fault(part, sampling_rate)
             if reason:
                 return Guarantee(reason=reason)
@@ -127,23 +130,28 @@ def _client_level(
     return _certify("client", noise.std / sensitivity, steps, 1.0, delta, method)
 
 
+def _is(part: Defense, *kinds: type[Defense]) -> bool:
+    """Whether a part is one of these very classes: what somebody's subclass changes, no proof covers."""
+    return type(part) in kinds
+
+
 def _clips(part: Defense) -> bool:
-    return isinstance(part, Clipping) and part.bound is not None
+    return type(part) is Clipping and part.bound is not None
 
 
 def _adds_noise(part: Defense) -> bool:
-    return isinstance(part, GaussianNoise) and part.std > 0
+    return type(part) is GaussianNoise and part.std > 0
 
 
 def _blocked(parts: tuple[Defense, ...], first: int, last: int, unit: Unit) -> str:
     """Return why the parts around the mechanism may undo its proof, or nothing."""
     for part in parts[last + 1 :]:
-        if not isinstance(part, _AFTER):
+        if not _is(part, *_AFTER):
             return f"{part.card.name!r} comes after the noise, and it is not known to look at the noisy update alone"
     for part in parts[:first]:
         # For a whole client anything may happen before its update is clipped, as long as nothing else is sent.
         sends = part.overrides("encode") or part.overrides("layer_weights")
-        if (sends if unit == "client" else not isinstance(part, _BEFORE_RECORD)) and not isinstance(part, _AFTER[:1]):
+        if (sends if unit == "client" else not _is(part, *_BEFORE_RECORD)) and not _is(part, NoDefense):
             return f"{part.card.name!r} comes before the clipping, and it is not known to keep one {unit}'s share apart"
     return ""
 
@@ -156,6 +164,8 @@ def _sampling_fault(part: DPSGD, sampling_rate: float) -> str:
 
 def _certify(unit: Unit, multiplier: float, steps: int, rate: float, delta: float, method: Method) -> Guarantee:
     value = epsilon(noise_multiplier=multiplier, steps=steps, sampling_rate=rate, delta=delta, method=method)
+    if not math.isfinite(value):
+        return Guarantee(reason="the noise is too small for any bound")
     share = "its gradient" if unit == "record" else "its clipped update"
     assumptions = (
         f"neighbours differ in one {unit}, of which {share} counts as zero; for one {unit} replaced by another, halve the noise "
@@ -182,6 +192,6 @@ def _why_not(parts: tuple[Defense, ...]) -> str:
         return "nothing is done to the update"
     if any(_adds_noise(part) for part in parts):
         return "gaussian_noise covers an update of any size; put clipping right before it"
-    if any(isinstance(part, DPSGD) for part in parts):
+    if any(type(part) is DPSGD for part in parts):
         return "dp_sgd adds no noise at these settings"
     return "no proof is known for " + " + ".join(part.card.name for part in parts)

@@ -6,8 +6,11 @@ import json
 
 import pytest
 
-from gradveil.defenses import DEFENSES, build_defense
+from gradveil.defenses import DEFENSES, DPSGD, Clipping, Defense, build_defense, chain
+from gradveil.defenses.base import ClientView, State
 from gradveil.risk import epsilon, privacy_of
+from gradveil.tensors import Named
+from gradveil.testing.faults import DoesNothing, FixedSeed
 
 
 def test_dp_sgd_is_certified_per_record() -> None:
@@ -84,6 +87,22 @@ def test_the_rest_is_told_why_not(spelling: str, reason: str) -> None:
     assert found.epsilon is None and found.delta is None
     assert reason in found.reason
     assert found.sentence().startswith("no guarantee: ")
+
+
+class Unproved(DPSGD):
+    """Looks like DP-SGD, and sends what it was given."""
+
+    def protect_gradient(self, gradient: Named, view: ClientView, state: State) -> tuple[Named, State]:
+        return gradient, state
+
+
+@pytest.mark.parametrize(
+    "parts",
+    [(Unproved(),), (Clipping(bound=1.0), DoesNothing(std=1.0)), (Clipping(bound=1.0), FixedSeed(std=1.0))],
+    ids=lambda parts: type(parts[-1]).__name__,
+)
+def test_what_a_subclass_changes_is_not_covered_by_the_proof_of_its_parent(parts: tuple[Defense, ...]) -> None:
+    assert privacy_of(chain(*parts)).epsilon is None
 
 
 @pytest.mark.parametrize("name", DEFENSES.names())
