@@ -213,7 +213,8 @@ class PRECODE(Defense):
     Any model whose last ``nn.Linear`` is its classifier can be extended. The adapted model takes the noise as ``epsilon`` and
     returns logits and divergences; without noise it uses the mean code. Noise is used in eval mode too, wherever it is handed in.
 
-    Departs from the paper: none in the mathematics; log(s) is continued where s underflows. The new layers start from PyTorch's
+    Departs from the paper: none in the mathematics; log(s) is continued where s underflows. Released code samples in evaluation
+    too; our trainings are evaluated at the mean code, which has no luck in it. The new layers start from PyTorch's
     default law with a generator of their own, so the global one is not moved and all parties start alike.
 
     Cost: 3 F K weights, trained and sent. Known weakness: the noise comes after the layers that see most of the input, whose
