@@ -23,10 +23,16 @@ __all__ = ["DataNoise", "NoisyDataAdversary"]
 class NoisyDataAdversary(OpenAdversary):
     """Knows that the update is exact, for noisy inputs: inverts those, then takes the noise off the finished image.
 
-    Inputs that are not images (B, C, H, W) are left as they are: nothing is known about them that noise does not also have.
+    Over several rounds one input is fitted to draws that differ, and denoised as if it had the noise of one; the attacker then
+    says that it is incomplete. Inputs that are not images (B, C, H, W) are left as they are: nothing is known about them that
+    noise does not also have.
     """
 
     std: float
+
+    def incomplete_for(self, observation: Observation) -> bool:
+        """True over several rounds, each of which draws its own noise."""
+        return len(observation.updates) > 1
 
     def finish(self, reconstruction: Reconstruction, observation: Observation) -> Reconstruction:
         """Denoise with the strength of the known noise."""

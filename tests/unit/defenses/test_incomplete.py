@@ -6,10 +6,12 @@ from typing import Any
 
 import pytest
 
-from gradveil.defenses import build_defense
+from gradveil.defenses import DEFENSES, build_defense
 from gradveil.learning.settings import TrainingSettings
 from gradveil.records import Observation, ThreatModel
+from gradveil.testing.defenses_adversary import relative_residual
 from gradveil.testing.defenses_scene import Scene
+from tests.unit.audit.small import make_subject
 
 ONE_STEP = {"shares": "weights", "local_steps": 1, "learning_rate": 0.05}
 STEPS = {**ONE_STEP, "local_steps": 3}
@@ -56,8 +58,25 @@ def test_an_aggregate_hides_masks_grids_and_factors(spelling: str) -> None:
     assert many.adversary.incomplete_for(many)
 
 
-@pytest.mark.parametrize("spelling", ["lrp", "precode(latent=8)"])
+@pytest.mark.parametrize("spelling", ["lrp", "precode(latent=8)", "data_noise"])
 def test_what_is_drawn_anew_in_every_round_is_fitted_once(spelling: str) -> None:
     alone, more = observe(spelling, {}), observe(spelling, {}, rounds=2)
     assert not alone.adversary.incomplete_for(alone)
     assert more.adversary.incomplete_for(more)
+
+
+UNKNOWN = {"lrp", "precode", "graddefense"}
+"""The truth of their unknowns, a rate, a code or which slices are noisy, is not in the observation; they are tested above."""
+
+
+@pytest.mark.parametrize("changes", [{"local_steps": 3, "batch_size": 2}, {"rounds": 2}, {"clients": 2}], ids=str)
+@pytest.mark.parametrize("name", sorted(set(DEFENSES.names()) - UNKNOWN))
+def test_who_does_not_explain_the_truth_says_so(name: str, changes: dict[str, Any]) -> None:
+    """At the truth nothing is left over, or the attacker names the noise, or admits that it knows only part."""
+    target = make_subject(defense=name, **changes).targets[0]
+    seen, adversary = target.observation, target.observation.adversary
+    left = max(
+        float(relative_residual(adversary, learner, adversary.evidence(seen, i), target.trained_inputs, target.batch.targets, {}))
+        for i, learner in enumerate(seen.learners)
+    )
+    assert left < 1e-8 or adversary.noise_std(seen) or adversary.incomplete_for(seen)
