@@ -17,6 +17,7 @@ class Row:
         main: Whether it is one of the main rows of that paper.
         published: PSNR, SSIM and LPIPS of Table III (CIFAR-10, ResNet-18, its adaptive attacker), where there is one.
         published_mnist: PSNR of Table I (MNIST): its plain attacker and its adaptive one.
+        ablation: Whether it is SVDefense with a part switched off; run only where asked for.
     """
 
     title: str
@@ -24,6 +25,7 @@ class Row:
     main: bool = False
     published: tuple[float, float, float] | None = None
     published_mnist: tuple[float, float] | None = None
+    ablation: bool = False
 
 
 ROWS = (
@@ -51,12 +53,17 @@ ROWS = (
     Row("NVFlare percentile noise", "percentile_noise"),
     Row("LRP (reconstructed)", "lrp"),
     Row("MQ (reconstructed)", "mq"),
+    Row("SVDefense, fixed threshold 0.8 (no S)", "svdefense(adaptive=False)", ablation=True),
+    Row("SVDefense, channels alike (no C)", "svdefense(weights='none')", ablation=True),
+    Row("SVDefense, averaged by examples (no L)", "svdefense(layer_wise=False)", ablation=True),
 )
 
 
 def rows(only: str = "") -> list[Row]:
-    """Return all rows, the main ones (``main``), or those whose titles are named, separated by semicolons."""
+    """Return all but ablations, only ``main`` ones, only ``ablation`` ones, or those named, separated by semicolons."""
     if only == "main":
         return [row for row in ROWS if row.main]
+    if only == "ablation":
+        return [row for row in ROWS if row.ablation]
     wanted = {part.strip() for part in only.split(";") if part.strip()}
-    return [row for row in ROWS if not wanted or row.title in wanted]
+    return [row for row in ROWS if (row.title in wanted if wanted else not row.ablation)]
