@@ -35,6 +35,8 @@ GRID = 16
 """Points per standard deviation of the quadrature; its error falls exponentially with it."""
 MOST_POINTS = 2_000_000
 """Of the quadrature; orders that need more are left out, which only makes the bound looser."""
+FARTHEST = 1e100
+"""Standard deviations beyond which μ² overflows on the way to ε; what is left there is no privacy in any case."""
 REACH = 12.0
 """Standard deviations to either side that the quadrature covers."""
 
@@ -56,6 +58,8 @@ def gaussian_epsilon(mu: float, delta: float) -> float:
     """
     if gaussian_delta(mu, 0.0) <= delta:
         return 0.0
+    if mu > FARTHEST:
+        return math.inf
     high = 1.0
     while gaussian_delta(mu, high) > delta:
         high *= 2
