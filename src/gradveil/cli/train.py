@@ -103,6 +103,8 @@ def train(
         print_json({"out": str(folder), **json.loads((folder / "training.json").read_text(encoding="utf-8"))})
     else:
         typer.echo(_sentence(result))
+        if result.guarantee:
+            typer.echo(_privacy(result))
         typer.echo(f"seed {settings.seed}\nresults: {folder}")
     idle = [record.note for record in result.rounds if record.note]
     if len(idle) == len(result.rounds):
@@ -150,3 +152,9 @@ def _sentence(result: TrainingResult) -> str:
     if result.refused:
         parts.append(f"{count(result.refused, 'update')} refused; rounds.jsonl says why")
     return " · ".join(parts)
+
+
+def _privacy(result: TrainingResult) -> str:
+    """Return what is proved about the whole run, or that nothing is."""
+    told = f"privacy: {result.guarantee['sentence']}"
+    return told if result.guarantee["epsilon"] is None else f"{told}; training.json lists what must hold for it"

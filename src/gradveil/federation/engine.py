@@ -34,10 +34,13 @@ from gradveil.federation.server import Server, receive
 from gradveil.federation.settings import FederationSettings
 from gradveil.federation.setup import Federation, build_federation
 from gradveil.registry import parse_call, split_chain
+from gradveil.risk.releases import RANGE_OF_DATA, privacy_of_training
 from gradveil.tensors import Named
 from gradveil.wire import tensor_bytes
 
 __all__ = ["FederationSettings", "RoundRecord", "TrainingResult", "train"]
+
+SILENT = "sent nothing"
 
 
 def train(
@@ -175,7 +178,7 @@ class _Run:
                 sent[client] = self._client(client, index)
                 self.states[client] = sent[client].state
             except BadUpdate as error:
-                failed[client] = f"sent nothing: {error}"
+                failed[client] = f"{SILENT}: {error}"
         return sent, failed
 
     def _client(self, client: int, index: int) -> ClientResult:
@@ -235,7 +238,30 @@ class _Run:
             data=self.federation.describe_data(),
             latency=latency,
             dense_bytes=self.federation.dense_bytes,
+            guarantee=self._guarantee(),
         )
+
+    def _guarantee(self) -> dict[str, Any]:
+        federation, settings = self.federation, self.federation.settings
+        return privacy_of_training(
+            federation.defense,
+            settings.training(),
+            sizes=[len(part) for part in federation.parts],
+            rounds=[record.clients for record in self.records],
+            weights=federation.learner.weights,
+            fault=self._fault(),
+            first_weights=bool(settings.weights),
+        ).as_dict()
+
+    def _fault(self) -> str:
+        """Return what happened outside the defense that depends on the data, so that no proof covers the run."""
+        if self.federation.tracked:
+            return "running statistics of BatchNorm are sent as they are; use batch_norm = 'eval', or a model with GroupNorm"
+        if self.federation.settings.scale == "minmax":
+            return RANGE_OF_DATA
+        if any(reason.startswith(SILENT) for record in self.records for reason in record.reasons.values()):
+            return "a client sent nothing because its training diverged, which tells about its data; lower the learning rate"
+        return ""
 
     def _summary(self, result: TrainingResult) -> dict[str, Any]:
         return summary_of(result, _provenance(result.settings), version=__version__, command=self.command)

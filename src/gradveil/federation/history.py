@@ -96,6 +96,7 @@ class TrainingResult:
         data: What was trained and tested on, in plain values.
         latency: Where it was asked for.
         dense_bytes: Of one update without any encoding.
+        guarantee: Differential privacy after the rounds so far, or why there is none, in plain values.
     """
 
     settings: FederationSettings
@@ -106,6 +107,7 @@ class TrainingResult:
     data: Mapping[str, Any] = field(default_factory=dict)
     latency: Latency | None = None
     dense_bytes: int = 0
+    guarantee: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def accuracies(self) -> list[float]:
@@ -166,6 +168,7 @@ def summary_of(result: TrainingResult, provenance: Mapping[str, Any], *, version
         },
         "latency": result.latency.as_dict() if result.latency else None,
         "refused": result.refused,
+        "guarantee": dict(result.guarantee),
         "seconds": round(result.seconds, 3),
         "provenance": dict(provenance),
     }

@@ -28,7 +28,8 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_it_trains_and_ends_with_one_line(capsys: Captured, here: Path) -> None:
     assert main([*SMALL.split(), "--defense", "pruning(rate=0.9)", "--out", "o"]) == 0
     said = capsys.readouterr()
-    line, seed, results = said.out.splitlines()
+    line, privacy, seed, results = said.out.splitlines()
+    assert privacy == "privacy: no guarantee: no proof is known for pruning"
     pattern = (
         r"accuracy \d+\.\d % after 3\srounds \(best \d+\.\d %\) · [\d.]+\s\w+ up and [\d.]+\s\w+ down per round · "
         r"client time [\d.]+× of undefended"
@@ -44,6 +45,17 @@ def test_it_trains_and_ends_with_one_line(capsys: Captured, here: Path) -> None:
     assert found["settings"]["clients_per_round"] == 5
     assert 0 < found["bytes"]["up"] < 0.5 * found["bytes"]["down"]
     assert found["finished"] is True
+
+
+def test_it_ends_with_what_is_proved_about_all_rounds(capsys: Captured, here: Path) -> None:
+    command = [*SMALL.split(), "--no-latency", "--quiet", "--defense", "dp_sgd(noise_multiplier=4)", "--local-epochs", "2"]
+    assert main(command) == 0
+    said = capsys.readouterr().out.splitlines()[1]
+    assert said.startswith("privacy: ε = ") and "per record after 6 releases" in said and "training.json" in said
+    first = json.loads((here / "train-results" / "training.json").read_text())["guarantee"]
+    assert main([*command, "--rounds", "4"]) == 0
+    more = json.loads((here / "train-results" / "training.json").read_text())["guarantee"]
+    assert (first["steps"], more["steps"]) == (6, 8) and first["epsilon"] < more["epsilon"]
 
 
 def test_the_same_command_continues_and_other_settings_are_refused(capsys: Captured) -> None:

@@ -280,3 +280,21 @@ def test_latency_is_measured_beside_the_undefended_client() -> None:
     assert plain is not None and plain.ratio == 1.0
     assert clipped is not None and clipped.ratio > 1.0
     assert run(settings(rounds=1)).latency is None
+
+
+def test_a_guarantee_counts_who_really_took_part() -> None:
+    result = run(settings(defense="dp_sgd(noise_multiplier=2.0)", rounds=4, local_epochs=2))
+    often = max(sum(client in record.clients for record in result.rounds) for client in range(4))
+    assert often < 4  # two of four clients a round
+    assert result.guarantee["unit"] == "record" and result.guarantee["steps"] == 2 * often
+
+
+def test_running_statistics_take_the_guarantee_away() -> None:
+    asked = settings(model="resnet20", defense="clipping + gaussian_noise(std=1.0)", rounds=1, clients_per_round=1)
+    assert "BatchNorm" in run(asked).guarantee["reason"]
+    assert run(asked.replace(batch_norm="eval")).guarantee["unit"] == "client"
+
+
+def test_a_client_that_diverges_takes_the_guarantee_away() -> None:
+    silent = run(settings(defense="clipping + gaussian_noise(std=1.0)", rounds=1, learning_rate=1e30, local_epochs=3))
+    assert silent.refused and "diverged" in silent.guarantee["reason"]
