@@ -24,6 +24,7 @@ from gradveil.federation.client import run_client
 from gradveil.metrics import wilson
 from gradveil.randomness import Seed
 from gradveil.records import Observation, Reconstruction
+from gradveil.risk.releases import RANGE_OF_DATA, privacy_of_updates
 from gradveil.wire import encode_dense, tensor_bytes
 
 __all__ = ["CellResult", "attack_all", "planned_steps", "run_cell"]
@@ -185,7 +186,21 @@ def _describe_defense(subject: Subject) -> dict[str, Any]:
         "random": any(part.random for part in parts),
         "acts_on": sorted({station for part in parts for station in part.card.acts_on}),
         "secure_aggregation": all(part.card.secure_aggregation for part in parts),
+        "guarantee": _guarantee(subject),
     }
+
+
+def _guarantee(subject: Subject) -> dict[str, Any]:
+    """Return what is proved about the updates under attack."""
+    cell = subject.cell
+    return privacy_of_updates(
+        subject.defense,
+        cell.training(),
+        examples=cell.batch_size,
+        rounds=cell.rounds,
+        weights=subject.learner.weights,
+        fault=RANGE_OF_DATA if cell.scale == "minmax" else "",
+    ).as_dict()
 
 
 def _records(subject: Subject, selected: Scored, best: Scored, kept: Sequence[Reconstruction]) -> list[dict[str, Any]]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
+import math
 import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -171,6 +172,7 @@ def _record(training: Training, key: str, result: TrainingResult) -> dict[str, A
         "final_accuracy": result.final_accuracy,
         "best_accuracy": result.best_accuracy,
         "bytes": {"up": result.bytes_up, "down": result.bytes_down},
+        "guarantee": dict(result.guarantee),
         "rounds": [
             {
                 "round": each.round,
@@ -230,7 +232,16 @@ def cell_utility(
         **pair_up(*accuracy),
         "chance": pairs[0][0].get("chance"),
         "bytes": {**sent[0], "undefended_up": sent[1]["up"], "undefended_down": sent[1]["down"]},
+        "guarantee": _weakest([a.get("guarantee") for a, _ in pairs]),
     }
+
+
+def _weakest(guarantees: Sequence[Mapping[str, Any] | None]) -> Mapping[str, Any] | None:
+    """Return what holds for every seed: no guarantee where one has none, else the largest ε."""
+    known = [each for each in guarantees if each]
+    if len(known) < len(guarantees):
+        return None
+    return max(known, key=lambda each: math.inf if each["epsilon"] is None else each["epsilon"])
 
 
 def _trained(record: Mapping[str, Any]) -> bool:

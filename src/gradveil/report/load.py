@@ -11,7 +11,7 @@ from typing import Any
 
 from gradveil.errors import UsageError
 from gradveil.report.fields import Fields, Malformed, read_json
-from gradveil.report.load_utility import load_utility
+from gradveil.report.load_utility import load_utility, read_guarantee
 from gradveil.report.results import (
     Attacker,
     Bar,
@@ -218,6 +218,7 @@ def _defense(defense: Fields, fallback: str) -> Defense:
         random=bool(defense.flag("random")),
         acts_on=defense.texts("acts_on"),
         secure_aggregation=defense.flag("secure_aggregation"),
+        guarantee=read_guarantee(defense.part("guarantee")),
     )
 
 

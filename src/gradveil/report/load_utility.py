@@ -11,9 +11,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from gradveil.report.fields import Fields, Malformed, read_json
-from gradveil.report.results import Curve, Estimate, Utility
+from gradveil.report.results import Curve, Estimate, Guarantee, Utility
 
-__all__ = ["load_utility", "read_curve"]
+__all__ = ["load_utility", "read_curve", "read_guarantee"]
 
 TRAINING_FORMAT = "gradveil-utility-1"
 KEY = re.compile(r"[0-9a-f]{16}")
@@ -45,6 +45,19 @@ def load_utility(utility: Fields, folder: Path) -> Utility | None:
         time_ratio=1.0 if keys and keys == pairs else _time_ratio(curves, undefended),
         settings=utility.mapping("settings"),
         curves=tuple(curve for curve in curves if curve is not None),
+        guarantee=read_guarantee(utility.part("guarantee")),
+    )
+
+
+def read_guarantee(guarantee: Fields) -> Guarantee | None:
+    """Return what is proved, or None where the folder does not say."""
+    if not guarantee.text("sentence"):
+        return None
+    return Guarantee(
+        epsilon=guarantee.number("epsilon"),
+        unit=guarantee.text("unit"),
+        sentence=guarantee.text("sentence"),
+        assumptions=guarantee.texts("assumptions"),
     )
 
 

@@ -196,6 +196,7 @@ def _setting(setting: verdict.Setting, varying: Sequence[str], index: int) -> di
     return {
         "cells": setting.cells,
         "undefended": setting.undefended,
+        "proofs": tables.proofs([(cell, cell.defense.guarantee) for cell in setting.cells]),
         "title": words.setting_words(setting.cells[0], varying) if varying else words.setting_words(setting.cells[0]),
         "wide": identified_chart(setting.cells, ident=ident),
         "narrow": identified_chart(setting.cells, narrow=True, ident=ident),
@@ -218,6 +219,7 @@ def _decision(judged: Sequence[Cell]) -> dict[str, Any]:
             "words": words.utility_words(trained[0].settings),
             "seeds": max(each.accuracy.n for each in trained),
             "chance": trained[0].chance,
+            "proofs": tables.proofs([(cell, cell.utility.guarantee if cell.utility else None) for cell in judged]),
         }
     }
 

@@ -111,6 +111,23 @@ class Record:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Guarantee:
+    """What is proved about any attacker, or why nothing is.
+
+    Attributes:
+        epsilon: The bound; None where there is no guarantee.
+        unit: Whose presence it hides: a record, or a whole client.
+        sentence: All of it in words.
+        assumptions: What must hold for it.
+    """
+
+    epsilon: float | None = None
+    unit: str = ""
+    sentence: str = ""
+    assumptions: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
 class Defense:
     """The defense of a cell: its spelling, its parts and its place on the strength ladder."""
 
@@ -121,6 +138,7 @@ class Defense:
     random: bool = False
     acts_on: tuple[str, ...] = ()
     secure_aggregation: bool | None = None
+    guarantee: Guarantee | None = None
 
     @property
     def is_none(self) -> bool:
@@ -198,6 +216,7 @@ class Utility:
         time_ratio: Time of a client's round over that without the defense.
         settings: How the federation trained.
         curves: One per seed.
+        guarantee: Of the whole training; None where the folder does not say.
     """
 
     accuracy: Estimate
@@ -212,6 +231,7 @@ class Utility:
     time_ratio: float | None = None
     settings: Mapping[str, Any]
     curves: tuple[Curve, ...] = ()
+    guarantee: Guarantee | None = None
 
     @property
     def up_ratio(self) -> float | None:

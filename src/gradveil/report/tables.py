@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from gradveil.report.numbers import interval, percent
-from gradveil.report.results import Cell, Record
+from gradveil.report.results import Cell, Guarantee, Record
 from gradveil.report.verdict import NOT_A_SETTING, Headline, Setting
 from gradveil.report.words import setting_words
 
@@ -16,11 +16,13 @@ __all__ = [
     "HeatCell",
     "HeatMap",
     "Owner",
+    "Proofs",
     "RecordRow",
     "differing",
     "flags",
     "heat_maps",
     "owners",
+    "proofs",
     "records",
     "spread_out",
 ]
@@ -211,3 +213,20 @@ def spread_out(values: Sequence[float | None], least: float = 0.005) -> bool:
     """Return whether the known values differ enough to be an axis."""
     known = [value for value in values if value is not None]
     return len(known) > 1 and max(known) - min(known) > least
+
+
+@dataclass(frozen=True, kw_only=True)
+class Proofs:
+    """What is proved about each defense, and every assumption once."""
+
+    rows: tuple[tuple[Cell, Guarantee], ...]
+    assumptions: tuple[str, ...]
+
+
+def proofs(found: Sequence[tuple[Cell, Guarantee | None]]) -> Proofs:
+    """Return the guarantees that are known; without rows where no defense carries one, as then there is nothing to explain."""
+    known = tuple((cell, guarantee) for cell, guarantee in found if guarantee is not None)
+    if all(guarantee.epsilon is None for _, guarantee in known):
+        return Proofs(rows=(), assumptions=())
+    said = dict.fromkeys(line for _, guarantee in known for line in guarantee.assumptions)
+    return Proofs(rows=known, assumptions=tuple(said))

@@ -10,8 +10,8 @@ from typing import Any
 from gradveil.errors import UsageError
 from gradveil.report.fields import Fields, Malformed, read_json
 from gradveil.report.load import check_format, without_folders
-from gradveil.report.load_utility import read_curve
-from gradveil.report.results import Curve
+from gradveil.report.load_utility import read_curve, read_guarantee
+from gradveil.report.results import Curve, Guarantee
 
 __all__ = ["Round", "Training", "is_training", "load_training"]
 
@@ -45,6 +45,7 @@ class Training:
         curve: Accuracy by round.
         planned: Rounds asked for.
         bytes_up_ratio: Bytes that clients sent, relative to sending every update whole.
+        guarantee: Differential privacy of all rounds so far; None where the folder does not say.
     """
 
     version: str
@@ -64,6 +65,7 @@ class Training:
     refused: int
     seconds: float | None
     provenance: Mapping[str, Any]
+    guarantee: Guarantee | None = None
 
     @property
     def defense(self) -> str:
@@ -130,6 +132,7 @@ def _training(found: Fields, rounds: tuple[Round, ...], builtin: bool) -> Traini
         refused=found.whole("refused", 0) or 0,
         seconds=found.number("seconds"),
         provenance=found.mapping("provenance"),
+        guarantee=read_guarantee(found.part("guarantee")),
     )
 
 

@@ -62,6 +62,7 @@ def _axes(x: Scale, y: Scale, ticks: Sequence[float], label: str) -> list[Markup
         drawn.append(tag("line", x1=x(tick), x2=x(tick), y1=y.end, y2=y.start, class_="grid"))
         drawn.append(tag("text", _accuracy_tick(tick), x=x(tick), y=y.start + 17, text_anchor="middle", class_="tick"))
     drawn.append(tag("text", label, x=(x.start + x.end) / 2, y=y.start + 40, text_anchor="middle", class_="label"))
+    drawn.append(tag("text", "share identified", x=2, y=12, class_="label"))
     return drawn
 
 

@@ -112,7 +112,7 @@ def headline_sentence(headline: Headline) -> str:
 
 
 def costs(cell: Cell, undefended: Cell | None) -> list[tuple[str, str]]:
-    """Return what a defense costs: bytes, client time, accuracy."""
+    """Return what a defense costs: bytes, client time, accuracy; and what is proved, for a whole training if there was one."""
     ratio = cell.bytes_ratio
     sent = size(cell.bytes_up) if cell.bytes_up is not None else "not measured in this run"
     if ratio is not None:
@@ -126,7 +126,11 @@ def costs(cell: Cell, undefended: Cell | None) -> list[tuple[str, str]]:
         trained = _accuracy_words(cell.utility)
         if cell.utility.time_ratio is not None:
             taken += f"; {times(cell.utility.time_ratio)} for a whole local training"
-    return [("Bytes per update", sent), ("Client time per update", taken), ("Accuracy", trained)]
+    proved = (cell.utility.guarantee if cell.utility is not None else None) or cell.defense.guarantee
+    return [
+        *(("Bytes per update", sent), ("Client time per update", taken), ("Accuracy", trained)),
+        *([("Differential privacy", proved.sentence)] if proved is not None else []),
+    ]
 
 
 def _accuracy_words(utility: Utility) -> str:

@@ -143,6 +143,22 @@ def test_a_cell_gets_its_utility_from_pairs(out: Path) -> None:
     # Noise does not change what is sent: as many bytes both ways as without it.
     assert noisy["bytes"]["up"] == noisy["bytes"]["undefended_up"] > 0
     assert noisy["bytes"]["down"] == noisy["bytes"]["undefended_down"] > 0
+    assert "put clipping right before it" in noisy["guarantee"]["reason"]
+
+
+def test_a_guarantee_holds_for_every_seed() -> None:
+    def record(seed: int, **guarantee: Any) -> dict[str, Any]:
+        bare = {"key": "k", "training": {"seed": seed}, "final_accuracy": 0.5, "bytes": {"up": 1, "down": 1}}
+        return {**bare, "guarantee": guarantee} if guarantee else bare
+
+    def found(*own: dict[str, Any]) -> Any:
+        told = cell_utility(UtilitySettings(), own, own)
+        assert told is not None
+        return told["guarantee"]
+
+    assert found(record(0, epsilon=2.0), record(1, epsilon=3.0))["epsilon"] == 3.0
+    assert found(record(0, epsilon=2.0), record(1, epsilon=None))["epsilon"] is None
+    assert found(record(0, epsilon=2.0), record(1)) is None  # of an older version
 
 
 def test_the_document_names_what_the_files_hold(out: Path) -> None:

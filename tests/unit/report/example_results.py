@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from tests.unit.report.example_trainings import utility
+from tests.unit.report.example_trainings import guarantee, utility
 
 Pictures = npt.NDArray[np.float32]
 
@@ -173,6 +173,7 @@ def cell(example: Example, key: str, settings: dict[str, Any], owners: bool = Fa
             "random": "noise" in example.spelling,
             "acts_on": ["update"],
             "secure_aggregation": "top_k" not in example.spelling,
+            "guarantee": guarantee(example.spelling, 1),
         },
         "threat": {
             "clients": 1,

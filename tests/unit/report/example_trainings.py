@@ -19,6 +19,17 @@ def training_key(example: Example, seed: int) -> str:
     return hashlib.sha256(f"{example.spelling}|{seed}".encode()).hexdigest()[:16]
 
 
+def guarantee(spelling: str, releases: int) -> dict[str, Any]:
+    """Return a made-up guarantee: only clipping before noise has one."""
+    if "clipping" not in spelling:
+        return {"epsilon": None, "delta": None, "unit": "", "assumptions": [], "reason": "x", "sentence": "no guarantee: x"}
+    return {
+        **{"epsilon": 4.377 * releases, "delta": 1e-5, "unit": "client", "reason": ""},
+        "assumptions": ["counts of examples are public", f"the client takes part in at most {releases} noisy releases"],
+        "sentence": f"ε = {4.377 * releases:.3g} at δ = 1e-05 per client after {releases} releases (exact)",
+    }
+
+
 def write_training(folder: Path, example: Example, seed: int, rounds: int = 20) -> dict[str, Any]:
     """Write one training as the results format has it, and return its record."""
     top = example.accuracy + 0.01 * math.sin(7 * seed)
@@ -78,6 +89,7 @@ def utility(folder: Path, example: Example, undefended: Example, seeds: int) -> 
         "difference": estimate([a - b for a, b in pairs]),
         "pmm": estimate([a / b for a, b in pairs]),
         "chance": 0.12,
+        "guarantee": guarantee(example.spelling, 2),
         "bytes": {**own[0]["bytes"], "undefended_up": bare[0]["bytes"]["up"], "undefended_down": bare[0]["bytes"]["down"]},
     }
 
@@ -115,6 +127,7 @@ def make_training(folder: Path, **changes: Any) -> Path:
         "best_accuracy": 0.61,
         "bytes": {"up": 30400, "down": 36000, "up_per_round": 7600.0, "down_per_round": 9000.0, "dense_per_round": 9500.0},
         "latency": {"defended_ms": 31.0, "undefended_ms": 29.5, "ratio": 1.0508},
+        "guarantee": guarantee("pruning(rate=0.9)", 4),
         "refused": 0,
         "seconds": 61.2,
         "provenance": {"python": "3.11.7", "threads": 1},

@@ -12,7 +12,7 @@ from gradveil.errors import UsageError
 from gradveil.report import write_report
 from gradveil.report.training import is_training, load_training
 from tests.unit.report.example_results import HOSTILE, make_results
-from tests.unit.report.example_trainings import ROUND, make_training
+from tests.unit.report.example_trainings import ROUND, guarantee, make_training
 
 
 def text_of(page: Path) -> str:
@@ -34,6 +34,13 @@ def test_a_training_becomes_a_page(tmp_path: Path) -> None:
 
 def test_nothing_is_said_about_privacy(tmp_path: Path) -> None:
     assert "It says nothing about what updates give away" in text_of(write_report(make_training(tmp_path)))
+
+
+def test_what_is_proved_is_said_with_its_assumptions(tmp_path: Path) -> None:
+    assert "Differential privacy no guarantee: x." in text_of(write_report(make_training(tmp_path)))
+    text = text_of(write_report(make_training(tmp_path, guarantee=guarantee("clipping", 4))))
+    assert "guarantee ε = 17.5 per client" in text and "counts of examples are public" in text
+    assert "Differential privacy" not in text_of(write_report(make_training(tmp_path, guarantee=None)))
 
 
 def test_an_unfinished_training_says_how_to_go_on(tmp_path: Path) -> None:

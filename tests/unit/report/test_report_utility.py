@@ -57,8 +57,34 @@ def test_the_table_has_what_a_decision_needs(tmp_path: Path) -> None:
     assert row[3] == accuracy(utility.accuracy).replace("\u00a0", " ")
     assert row[4] == points(utility.difference) and row[4].startswith("−1.1")
     assert row[5] == ratio(utility.pmm) and row[5].startswith("0.98")
-    assert row[6:] == ["1.19×", "0.20×", "0.60×", "yes"]
+    assert row[6:] == ["1.19×", "0.20×", "0.60×", "yes", "no guarantee"]
+    assert found[7][10] == "ε = 8.75 per client"  # clipping + gaussian_noise, of the whole training
     assert found[0][4:9] == ["0.0", "1.000", "1.00×", "1.00×", "1.00×"]
+
+
+def test_guarantees_are_told_in_full(tmp_path: Path) -> None:
+    html = page(tmp_path)
+    assert html.count("<summary>The guarantees in full</summary>") == 2  # of what was attacked, and of the training
+    assert "ε = 4.38 at δ = 1e-05 per client after 1 releases" in html
+    assert "ε = 8.75 at δ = 1e-05 per client after 2 releases" in html
+    assert html.count("counts of examples are public") == 2  # every assumption once in each
+
+
+def test_without_any_guarantee_there_is_nothing_to_explain(tmp_path: Path) -> None:
+    html = page(tmp_path, defenses=DEFENSES[:3])
+    assert "The guarantees in full" not in html
+    assert {row[10] for row in rows(html)} == {"no guarantee"}
+
+
+def test_a_folder_that_does_not_know_of_guarantees_is_read(tmp_path: Path) -> None:
+    folder = make_results(tmp_path, seeds=3)
+    for path in (folder / "cells").glob("*.json"):
+        cell = json.loads(path.read_text())
+        if "utility" in cell:
+            del cell["utility"]["guarantee"], cell["defense"]["guarantee"]
+            path.write_text(json.dumps(cell))
+    html = write_report(folder).read_text(encoding="utf-8")
+    assert {row[10] for row in rows(html)} == {"–"}
 
 
 def test_one_seed_has_no_interval_and_says_so(tmp_path: Path) -> None:
