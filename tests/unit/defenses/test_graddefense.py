@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import math
+import weakref
 from pathlib import Path
 from typing import Any
 
@@ -74,6 +76,17 @@ def test_sensitivity_is_the_norm_of_the_derivative_of_the_gradients_sum() -> Non
     assert found["head.weight"] < 1e-9 * found["conv.weight"], (
         "softmax errors sum to zero, so the last layer counts as insensitive"
     )
+
+
+def test_a_client_s_model_is_not_kept_alive() -> None:
+    defense = GradDefense()
+    scene = Scene.of(defense)
+    view = scene.view().replace(learner=scene.learner.replace())
+    model = weakref.ref(view.learner)
+    defense.prepare(scene.batch, view)
+    del view
+    gc.collect()
+    assert model() is None
 
 
 def test_public_data_decide_the_cuts_where_there_are_some() -> None:
