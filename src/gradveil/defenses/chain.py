@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from gradveil.adversary import OpenAdversary, prefixed, with_prefix
 from gradveil.defenses.base import DEFENSES, AdaptedModel, ClientView, Defense, DefenseCard, State
-from gradveil.errors import DefenseOrder
+from gradveil.errors import DefenseOrder, UsageError
 from gradveil.learning.learner import GradientHook, Learner
 from gradveil.learning.losses import Loss
 from gradveil.learning.settings import TrainingSettings
@@ -307,7 +307,18 @@ def chain(*parts: Defense) -> Defense:
 
 def build_defense(spelling: str) -> Defense:
     """Build ``clipping(bound=1) + gaussian_noise(std=0.01)``."""
-    return chain(*(DEFENSES.build(part) for part in split_chain(spelling)))
+    parts = split_chain(spelling)
+    for part in parts:
+        if not part and len(parts) > 1:
+            raise UsageError(
+                f"the chain {spelling!r} has an empty part; write it as clipping(bound=1) + gaussian_noise(std=0.01)"
+            )
+        if part.endswith(":ladder"):
+            name = part.removesuffix(":ladder").partition("(")[0]
+            raise UsageError(
+                f"{part!r} stands for several strengths, which only an audit takes; choose one that `gradveil show {name}` lists"
+            )
+    return chain(*(DEFENSES.build(part) for part in parts))
 
 
 def parts_of(defense: Defense) -> tuple[Defense, ...]:

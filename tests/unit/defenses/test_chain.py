@@ -357,3 +357,18 @@ def test_every_part_of_the_attacker_gets_its_own_unknowns() -> None:
     moved = adversary.prepare_learner(scene.learner, variables).weights["gain"] - scene.learner.weights["gain"]
     assert float(moved) == pytest.approx(7.0)
     assert adversary.exact(seen) == frozenset(seen.update.weights)
+
+
+@pytest.mark.parametrize(
+    ("spelling", "says"),
+    [
+        ("pruning + ", "the chain 'pruning \\+ ' has an empty part"),
+        ("+ pruning", "has an empty part"),
+        ("pruning(rate=0.5) + + clipping", "has an empty part"),
+        ("pruning:ladder", "'pruning:ladder' stands for several strengths.*`gradveil show pruning`"),
+        ("clipping + gaussian_noise(std=1):ladder", "`gradveil show gaussian_noise`"),
+    ],
+)
+def test_a_chain_that_cannot_be_built_says_what_to_write(spelling: str, says: str) -> None:
+    with pytest.raises(UsageError, match=says):
+        build_defense(spelling)
