@@ -21,6 +21,8 @@ from gradveil.report.verdict import Setting, Status, settings_of, status_of
 __all__ = ["Candidate", "Recommendation", "Requirements", "recommend"]
 
 MOST_NAMED = 3
+FEW_SEEDS = 4
+"""Below this many, an interval may be wide because of the seeds alone."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -189,12 +191,15 @@ def _check_learned(cell: Cell) -> None:
     if utility is None or utility.undefended is None or utility.chance is None:
         return
     reached = utility.undefended.value if utility.undefended.low is None else utility.undefended.low
-    if reached <= utility.chance:
-        raise Unreliable(
-            f"nothing can be recommended: without a defense the federation reached {percent(utility.undefended.value)} accuracy, "
-            f"not clearly more than the {percent(utility.chance)} of naming one class always; train longer, or with another "
-            "learning_rate"
-        )
+    if reached > utility.chance:
+        return
+    mean, few = utility.undefended, utility.undefended.value > utility.chance and utility.undefended.n < FEW_SEEDS
+    over = f" ({interval(mean.low, mean.high)} over {mean.n} seeds)" if mean.low is not None and mean.high is not None else ""
+    cure = "ask for more seeds, or train longer" if few else "train longer, or with another learning_rate"
+    raise Unreliable(
+        f"nothing can be recommended: without a defense the federation reached {percent(mean.value)} accuracy{over}, not clearly "
+        f"more than the {percent(utility.chance)} of naming one class always; {cure}"
+    )
 
 
 def _candidates(settings: Sequence[Setting], asked: Requirements) -> list[Candidate]:

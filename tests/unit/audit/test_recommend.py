@@ -146,6 +146,14 @@ def test_attackers_who_prove_nothing_recommend_nothing(defenses: tuple[Example, 
         ask(tmp_path, *defenses, max_accuracy_drop=1)
 
 
+def test_too_few_seeds_to_tell_are_named_as_the_cause(tmp_path: Path) -> None:
+    make_results(tmp_path, defenses=LADDER, seeds=2)
+    for index in range(len(LADDER)):
+        change(tmp_path, index, lambda cell: cell["utility"]["undefended"].update(value=0.6, low=0.0, high=1.0, n=2))
+    with pytest.raises(Unreliable, match=r"60\s% accuracy \(0–100\s% over 2 seeds\).*; ask for more seeds, or train longer"):
+        recommend(load_results(tmp_path), Requirements(max_accuracy_drop=1))
+
+
 def test_a_federation_that_learned_nothing_recommends_nothing(tmp_path: Path) -> None:
     make_results(tmp_path, defenses=LADDER, seeds=3)
     for index in range(len(LADDER)):
