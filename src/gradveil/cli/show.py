@@ -10,7 +10,7 @@ from gradveil.cli.output import AsJson, print_json
 
 __all__ = ["show"]
 
-APART = ("kind", "name", "summary", "settings", "description", "members", "ladder")
+APART = ("kind", "name", "summary", "settings", "description", "members", "ladder", "guarantee")
 
 
 def show(name: Annotated[str, typer.Argument(metavar="NAME", hidden=True)], as_json: AsJson = False) -> None:
@@ -40,6 +40,9 @@ def _text(entry: dict[str, Any]) -> str:
         lines.append("settings: " + ", ".join(f"{key}={value!r}" for key, value in entry["settings"].items()))
     if entry.get("ladder"):
         lines.append("strengths, weak to strong: " + " < ".join(_call(entry["name"], rung) for rung in entry["ladder"]))
+    if entry["kind"] == "defenses":
+        lines.append("differential privacy:" + ("" if entry["guarantee"] else " no guarantee by itself"))
+        lines += [f"  {each}" for each in entry["guarantee"]]
     lines += [f"member: {member['attack']}, {' / '.join(member['stances'])}" for member in entry.get("members", ())]
     if entry.get("description"):
         lines += ["", entry["description"]]

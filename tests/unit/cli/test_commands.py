@@ -91,6 +91,13 @@ def test_show_tells_what_a_user_must_know(capsys: Captured) -> None:
     said = capsys.readouterr().out
     for words in ("settings: std=0.01", "gaussian_noise(std=0.0001) < ", "weakness: ", "acts on: update", "https://arxiv.org"):
         assert words in said
+    assert "differential privacy: no guarantee by itself\n" in said
+    assert main(["show", "dp_sgd"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    first = lines.index("differential privacy:") + 1
+    assert (
+        lines[first + 4] == "  noise_multiplier=1.0: ε = 4.38 at δ = 1e-05 per record after 1 release (exact)"
+    )  # one line per rung
     assert main(["show", "quick"]) == 0
     assert "member: inverting_gradients(" in capsys.readouterr().out
 
