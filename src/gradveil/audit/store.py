@@ -47,9 +47,12 @@ class Store:
         """Make the folder where it is missing.
 
         Raises:
-            UsageError: It cannot be made or written to.
+            UsageError: It cannot be made or written to, or holds a training.
         """
         self.out = Path(out)
+        if (self.out / "training.json").is_file() and not (self.out / "run.json").is_file():
+            # Both would write report.html, and the later one would hide the other.
+            raise UsageError(f"{str(self.out)!r} holds a training of `gradveil train`; choose another folder with --out")
         self.notes: list[str] = []
         try:
             (self.out / "cells").mkdir(parents=True, exist_ok=True)

@@ -32,6 +32,15 @@ except ImportError:  # not on Windows; there, two runs in one folder are not not
 __all__ = ["Checkpoint", "TrainingFolder"]
 
 CHECKPOINT_FORMAT = "gradveil-checkpoint-1"
+NOT_SETTINGS = {
+    "training records": "other training records",
+    "test records": "other test records",
+    "content of weights": "other content of the weights file",
+    "content of your own files": "other content of your own files",
+    "gradveil's code": "another version of gradveil",
+    "torch": "another version of torch",
+}
+"""What nobody asks for by an option, in words."""
 STATE, CONTROL = "state/", "control/"
 
 
@@ -61,9 +70,12 @@ class TrainingFolder:
         """Make the folder where it is missing.
 
         Raises:
-            UsageError: It cannot be made or written to.
+            UsageError: It cannot be made or written to, or holds an audit.
         """
         self.out = Path(out)
+        if (self.out / "run.json").is_file():
+            # Both would write report.html, and the later one would hide the other.
+            raise UsageError(f"{str(self.out)!r} holds the results of an audit; choose another folder with --out")
         self._files: dict[int, str] = {}
         try:
             (self.out / "checkpoint").mkdir(parents=True, exist_ok=True)
@@ -251,6 +263,11 @@ def _part(flat: Named, prefix: str) -> Named:
 def _compare(found: Mapping[str, Any], wanted: Mapping[str, Any], out: Path) -> None:
     for name in dict.fromkeys((*wanted, *found)):
         if found.get(name) != wanted.get(name):
+            if name in NOT_SETTINGS:
+                raise UsageError(
+                    f"the run in {str(out)!r} was made with {NOT_SETTINGS[name]}, so it cannot go on to the same weights; choose "
+                    "another folder with --out"
+                )
             raise UsageError(
                 f"the run in {str(out)!r} was made with {name} = {found.get(name)!r}, not {wanted.get(name)!r}; ask for the "
                 "same, or choose another folder with --out"

@@ -200,3 +200,16 @@ def test_lines_come_now_and_then_and_at_the_end(capsys: Captured) -> None:
     assert lines[0] == "round 1/6 · accuracy 25.0 % · time left not known yet"
     assert lines[-1] == "round 6/6 · 1 refused · about 0\u00a0s left"
     assert 2 < len(lines) < 6
+
+
+def test_audits_and_trainings_do_not_share_a_folder(capsys: Captured, here: Path) -> None:
+    (here / "audited").mkdir()
+    (here / "audited" / "run.json").write_text("{}")
+    assert main([*SMALL.split(), "--out", "audited"]) == 2
+    assert capsys.readouterr().err == "error: 'audited' holds the results of an audit; choose another folder with --out\n"
+    (here / "trained").mkdir()
+    (here / "trained" / "training.json").write_text("{}")
+    audit = "audit --data digits --model mlp(hidden=8) --ensemble linear_layer --records 1 --defense none --quiet --out trained"
+    assert main(audit.split()) == 2
+    assert "holds a training of `gradveil train`; choose another folder" in capsys.readouterr().err
+    assert sorted(path.name for path in (here / "trained").iterdir()) == ["training.json"]

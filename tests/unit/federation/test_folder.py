@@ -134,10 +134,10 @@ def test_other_settings_are_refused(changes: dict[str, Any], says: str, tmp_path
 
 def test_other_records_and_other_code_of_ones_own_are_refused(remember: str, tmp_path: Path) -> None:
     run(settings(defense=remember), out=tmp_path / "out", stop_after=1)
-    with pytest.raises(UsageError, match="was made with training records = "):
+    with pytest.raises(UsageError, match="was made with other training records, so it cannot go on"):
         train(settings(defense=remember), dataset=shapes(40, seed=9), test=TEST, out=tmp_path / "out")
     (tmp_path / "remember.py").write_text(REMEMBER + "# another\n", encoding="utf-8")
-    with pytest.raises(UsageError, match="was made with content of your own files = "):
+    with pytest.raises(UsageError, match="was made with other content of your own files, so"):
         run(settings(defense=remember), out=tmp_path / "out")
 
 
@@ -178,7 +178,7 @@ def test_the_summary_is_what_the_format_promises(tmp_path: Path) -> None:
     result = run(settings(defense="pruning(rate=0.9)"), out=tmp_path, latency=True, command="gradveil train x")
     found = json.loads((tmp_path / "training.json").read_text())
     top = "format version command settings data parameters rounds finished final_accuracy best_accuracy bytes latency refused"
-    assert list(found) == [*top.split(), "seconds", "provenance"]
+    assert list(found) == [*top.split(), "guarantee", "seconds", "provenance"]
     assert found["format"] == "gradveil-training-1"
     assert found["command"] == "gradveil train x"
     assert FederationSettings(**found["settings"]) == result.settings
