@@ -308,6 +308,9 @@ def _notes_on(chosen: Candidate, others: Sequence[Candidate], settings: Sequence
         cell = next((each for each in setting.defended if each.defense.spelling == chosen.spelling), None)
         if bare is None or cell is None:
             continue
+        proved = cell.utility.guarantee if cell.utility is not None else None
+        if proved is not None and proved.epsilon is not None:
+            notes.append(f"differential privacy of the whole training: {proved.sentence}")
         if cell.informed is None:
             notes.append(f"no attacker of {cell.ensemble} knew this defense; one who does may find more")
         if cell.selected.identified.high >= bare.selected.identified.low:

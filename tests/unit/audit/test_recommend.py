@@ -146,6 +146,15 @@ def test_attackers_who_prove_nothing_recommend_nothing(defenses: tuple[Example, 
         ask(tmp_path, *defenses, max_accuracy_drop=1)
 
 
+def test_the_guarantee_of_what_is_recommended_is_noted(tmp_path: Path) -> None:
+    proved = replace(STRONG, spelling="clipping(bound=1.0) + gaussian_noise(std=1.0)")
+    notes = ask(tmp_path / "proved", NONE, proved, max_accuracy_drop=100).as_dict()["notes"]
+    assert any(each.startswith("differential privacy of the whole training: ε = 8.75") for each in notes)
+    assert not any(
+        "differential" in each for each in ask(tmp_path / "not", NONE, STRONG, max_accuracy_drop=100).as_dict()["notes"]
+    )
+
+
 def test_too_few_seeds_to_tell_are_named_as_the_cause(tmp_path: Path) -> None:
     make_results(tmp_path, defenses=LADDER, seeds=2)
     for index in range(len(LADDER)):
