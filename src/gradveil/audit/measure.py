@@ -14,6 +14,7 @@ import torch
 
 from gradveil.attacks import Attack, Desk, Ensemble, Referee, informed_twins, launch, line_up, resolve
 from gradveil.audit.cells import CELL_FORMAT, Cell
+from gradveil.audit.certified import certify, guarantee_of
 from gradveil.audit.checks import Evidence, run_checks
 from gradveil.audit.judge import Scored, best_by_truth, null_rows, per_recipe, score, select
 from gradveil.audit.subjects import Subject, build_subject, load_cell_data
@@ -24,7 +25,6 @@ from gradveil.federation.client import run_client
 from gradveil.metrics import wilson
 from gradveil.randomness import Seed
 from gradveil.records import Observation, Reconstruction
-from gradveil.risk.releases import RANGE_OF_DATA, privacy_of_updates
 from gradveil.wire import encode_dense, tensor_bytes
 
 __all__ = ["CellResult", "attack_all", "planned_steps", "run_cell"]
@@ -147,6 +147,7 @@ def _judge(
         "records": _records(subject, selected, best, kept),
         "checks": [check.as_dict() for check in run_checks(evidence)],
         "bytes": _bytes(subject),
+        "certificate": certify(subject),
         "risk": None,
     }
     pictures = {name: row.images.numpy().astype(np.float32) for name, row in rows.items() if row is not None}
@@ -186,21 +187,8 @@ def _describe_defense(subject: Subject) -> dict[str, Any]:
         "random": any(part.random for part in parts),
         "acts_on": sorted({station for part in parts for station in part.card.acts_on}),
         "secure_aggregation": all(part.card.secure_aggregation for part in parts),
-        "guarantee": _guarantee(subject),
+        "guarantee": guarantee_of(subject).as_dict(),
     }
-
-
-def _guarantee(subject: Subject) -> dict[str, Any]:
-    """Return what is proved about the updates under attack."""
-    cell = subject.cell
-    return privacy_of_updates(
-        subject.defense,
-        cell.training(),
-        examples=cell.batch_size,
-        rounds=cell.rounds,
-        weights=subject.learner.weights,
-        fault=RANGE_OF_DATA if cell.scale == "minmax" else "",
-    ).as_dict()
 
 
 def _records(subject: Subject, selected: Scored, best: Scored, kept: Sequence[Reconstruction]) -> list[dict[str, Any]]:

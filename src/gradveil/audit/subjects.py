@@ -54,6 +54,7 @@ class Subject:
         targets: Updates of audited records.
         rehearsals: Updates of public inputs, made by the attacker with the same client code.
         candidates: (M, ...) inputs among which an original must be the nearest to count as identified.
+        candidate_labels: (M,) their labels.
         positions: For every attacked record, its row in ``candidates``.
         indices: For every attacked record, its row in the dataset.
         public: (P, ...) public inputs every client has, and the attacker too; others than those it rehearses on.
@@ -66,6 +67,7 @@ class Subject:
     targets: tuple[Target, ...]
     rehearsals: tuple[Target, ...]
     candidates: Tensor
+    candidate_labels: Tensor
     positions: tuple[int, ...]
     indices: tuple[int, ...]
     public: Tensor
@@ -84,9 +86,12 @@ class Subject:
         )
 
     def _simulate(self, inputs: Tensor, targets: Tensor, draw: int) -> tuple[Named, ...]:
+        return self.replay(Batch(inputs, targets), self.defense, Seed(self.cell.seed).child("simulated", draw))
+
+    def replay(self, batch: Batch, defense: Defense, seed: Seed) -> tuple[Named, ...]:
+        """Return what the server would read, round by round, if the clients had these records and this defense."""
         learners = self.targets[0].observation.learners
-        seed = Seed(self.cell.seed).child("simulated", draw)
-        updates, _, _ = _send(learners, Batch(inputs, targets), self.defense, seed, _spec(self.learner), self.public)
+        updates, _, _ = _send(learners, batch, defense, seed, _spec(self.learner), self.public)
         return tuple(update.weights for update in updates)
 
 
@@ -160,6 +165,7 @@ def build_subject(cell: Cell, dataset: Dataset, rehearsals: int) -> Subject:
         targets=targets,
         rehearsals=_rehearse(cell, learners, dataset, defense, rehearsals, public),
         candidates=dataset.inputs[pool],
+        candidate_labels=dataset.targets[pool],
         positions=tuple(range(wanted)),
         indices=tuple(chosen),
         public=public,

@@ -16,6 +16,7 @@ from gradveil.report.results import (
     Attacker,
     Bar,
     Cell,
+    Certificate,
     Check,
     Defense,
     Record,
@@ -164,6 +165,7 @@ def _cell(cell: Fields, folder: Path, key: str, *, hide_labels: bool) -> Cell:
         utility=load_utility(cell.part("utility"), folder.parent / "utility"),
         timing=_timing(folder / f"{key}.timing.json"),
         pictures=pictures if pictures.is_file() else None,
+        certificate=_certificate(cell.part("certificate")),
     )
 
 
@@ -219,6 +221,20 @@ def _defense(defense: Fields, fallback: str) -> Defense:
         acts_on=defense.texts("acts_on"),
         secure_aggregation=defense.flag("secure_aggregation"),
         guarantee=read_guarantee(defense.part("guarantee")),
+    )
+
+
+def _certificate(found: Fields) -> Certificate | None:
+    if not found.text("sentence"):
+        return None
+    levels = found.part("psnr")
+    return Certificate(
+        identified=found.number("identified"),
+        psnr={level: value for level in found.mapping("psnr") if (value := levels.number(level)) is not None},
+        unit=found.text("unit"),
+        sentence=found.text("sentence"),
+        assumptions=found.texts("assumptions"),
+        matching=_share(found.part("matching")),
     )
 
 

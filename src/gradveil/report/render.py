@@ -197,6 +197,7 @@ def _setting(setting: verdict.Setting, varying: Sequence[str], index: int) -> di
         "cells": setting.cells,
         "undefended": setting.undefended,
         "proofs": tables.proofs([(cell, cell.defense.guarantee) for cell in setting.cells]),
+        "certificates": tables.certificates(setting.cells),
         "title": words.setting_words(setting.cells[0], varying) if varying else words.setting_words(setting.cells[0]),
         "wide": identified_chart(setting.cells, ident=ident),
         "narrow": identified_chart(setting.cells, narrow=True, ident=ident),

@@ -14,6 +14,7 @@ __all__ = [
     "Attacker",
     "Bar",
     "Cell",
+    "Certificate",
     "Check",
     "Curve",
     "Defense",
@@ -125,6 +126,32 @@ class Guarantee:
     unit: str = ""
     sentence: str = ""
     assumptions: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Certificate:
+    """What no attacker can exceed, or why nothing is certified.
+
+    Attributes:
+        identified: Largest share of records that anyone can identify; None where there is no certificate.
+        psnr: For a PSNR in dB, as text, the largest share that anyone can rebuild at least so well.
+        unit: Whose share the noise covers: a record, or a whole client.
+        sentence: The certificate in words.
+        assumptions: What must hold for it.
+        matching: What an attacker who holds the list of candidates identified; None where it did not run.
+    """
+
+    identified: float | None = None
+    psnr: Mapping[str, float]
+    unit: str = ""
+    sentence: str = ""
+    assumptions: tuple[str, ...] = ()
+    matching: Share | None = None
+
+    @property
+    def proves_nothing(self) -> bool:
+        """Whether the bound is all records."""
+        return self.identified is not None and self.identified >= 0.9995
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -275,6 +302,7 @@ class Cell:
     utility: Utility | None
     timing: Timing
     pictures: Path | None
+    certificate: Certificate | None = None
 
     @property
     def ensemble(self) -> str:

@@ -12,12 +12,14 @@ from gradveil.report.verdict import NOT_A_SETTING, Headline, Setting
 from gradveil.report.words import setting_words
 
 __all__ = [
+    "Certificates",
     "Flag",
     "HeatCell",
     "HeatMap",
     "Owner",
     "Proofs",
     "RecordRow",
+    "certificates",
     "differing",
     "flags",
     "heat_maps",
@@ -230,3 +232,20 @@ def proofs(found: Sequence[tuple[Cell, Guarantee | None]]) -> Proofs:
         return Proofs(rows=(), assumptions=())
     said = dict.fromkeys(line for _, guarantee in known for line in guarantee.assumptions)
     return Proofs(rows=known, assumptions=tuple(said))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Certificates:
+    """Cells with what no attacker can exceed, the levels of PSNR they name, and every assumption once."""
+
+    cells: tuple[Cell, ...]
+    levels: tuple[str, ...]
+    assumptions: tuple[str, ...]
+
+
+def certificates(cells: Sequence[Cell]) -> Certificates:
+    """Return the cells that have a certificate, each with its own; none where no defense has one."""
+    found = [(cell, cell.certificate) for cell in cells if cell.certificate and cell.certificate.identified is not None]
+    levels = dict.fromkeys(level for _, each in found for level in each.psnr)
+    said = dict.fromkeys(line for _, each in found for line in each.assumptions)
+    return Certificates(cells=tuple(cell for cell, _ in found), levels=tuple(levels), assumptions=tuple(said))

@@ -130,6 +130,7 @@ def costs(cell: Cell, undefended: Cell | None) -> list[tuple[str, str]]:
     return [
         *(("Bytes per update", sent), ("Client time per update", taken), ("Accuracy", trained)),
         *([("Differential privacy", proved.sentence)] if proved is not None else []),
+        *([("Certificate", cell.certificate.sentence)] if cell.certificate is not None else []),
     ]
 
 

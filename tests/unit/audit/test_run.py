@@ -22,6 +22,7 @@ from gradveil.audit.plan import Plan
 from gradveil.audit.run import Progress, cell_key, run_audit
 from gradveil.audit.store import Store
 from gradveil.cli import main
+from tests.unit.audit.forms import CELL, RUN, SUMMARY, TIMING
 
 Captured = pytest.CaptureFixture[str]
 
@@ -35,82 +36,6 @@ COMMAND = (
     *("--ensemble", "inverting_gradients(steps=5, signed=False)"),
 )
 CELLS = 3
-
-# The format of docs/results-format.md. A dict has exactly these keys, a list any number of rows, a tuple alternatives.
-NUMBER = (float, int)
-PART = {"value": NUMBER, "low": NUMBER, "high": NUMBER, "count": int, "n": int}
-SPREAD = {"median": NUMBER, "low": NUMBER, "high": NUMBER, "worst": NUMBER, "n": int}
-NULL = {
-    "n": int,
-    "identified": PART,
-    "psnr": SPREAD,
-    "ssim": SPREAD,
-    "mse": SPREAD,
-    "lpips": (SPREAD, {"unavailable": str}),
-}
-SUMMARY = {**NULL, "label_accuracy": PART}
-CELL: dict[str, Any] = {
-    "format": "gradveil-cell-1",
-    "key": str,
-    "cell": dict,
-    "defense": {
-        "spelling": str,
-        "parts": [str],
-        "rung": (int, None),
-        "rungs": int,
-        "random": bool,
-        "acts_on": [str],
-        "secure_aggregation": bool,
-    },
-    "threat": {"clients": int, "rounds": int, "knows": [str], "active": bool, "sentences": [str]},
-    "n": int,
-    "candidates": int,
-    "chance": NUMBER,
-    "selected": SUMMARY,
-    "plain": (SUMMARY, None),
-    "informed": (SUMMARY, None),
-    "best_by_truth": SUMMARY,
-    "regret_db": {"median": NUMBER, "worst": NUMBER, "flagged": bool},
-    "attackers": [{"recipe": str, "stance": str, "tries": int, "chosen": int, "rehearsal_psnr": NUMBER, "summary": SUMMARY}],
-    "nulls": {"grey": NULL, "data_mean": NULL, "prior_only": NULL, "derangement": NULL},
-    "bar": {"identified": {"null": str, "value": NUMBER, "high": NUMBER}, "psnr": {"null": str, "value": NUMBER}},
-    "records": [
-        {
-            "pseudonym": str,
-            "owner": (str, None),
-            "label": int,
-            "label_correct": bool,
-            "identified": bool,
-            "rank": int,
-            "psnr": NUMBER,
-            "ssim": NUMBER,
-            "mse": NUMBER,
-            "lpips": (*NUMBER, None),
-            "recipe": str,
-            "stance": str,
-            "regret_db": NUMBER,
-        }
-    ],
-    "checks": [{"name": str, "level": ("ok", "warn", "fail"), "sentence": str, "remedy": str}],
-    "bytes": {"up": int, "dense": int},
-    "risk": None,
-}
-TIMING = {
-    **{"key": str, "seconds": NUMBER, "attack_steps": int, "steps_per_second": NUMBER},
-    **{"peak_memory_mb": int, "defense_ms": NUMBER, "undefended_ms": NUMBER},
-}
-RUN: dict[str, Any] = {
-    "format": "gradveil-run-1",
-    "version": gradveil.__version__,
-    "title": str,
-    "command": str,
-    "plan": dict,
-    "cells": [str],
-    "builtin_data": bool,
-    "not_tested": [str],
-    "provenance": dict,
-    "cards": {"defenses": dict, "attacks": dict, "metrics": dict},
-}
 
 
 def misfits(value: Any, form: Any, where: str = "") -> Iterator[str]:

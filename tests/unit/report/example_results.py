@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from tests.unit.report.example_trainings import guarantee, utility
+from tests.unit.report.example_trainings import certificate, guarantee, utility
 
 Pictures = npt.NDArray[np.float32]
 
@@ -208,6 +208,7 @@ def cell(example: Example, key: str, settings: dict[str, Any], owners: bool = Fa
         "records": _records(example, owners),
         "checks": [OK, *example.checks],
         "bytes": {"up": example.bytes_up, "dense": 63304},
+        "certificate": certificate(example.spelling),
         "risk": None,
     }
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -107,7 +108,7 @@ def test_every_defense_gets_an_answer_that_can_be_saved(name: str) -> None:
         ({"candidates": 2, "known": 7}, 1.0),
     ],
 )
-def test_edges_have_defined_answers(settings: dict[str, object], expected: float) -> None:
+def test_edges_have_defined_answers(settings: dict[str, Any], expected: float) -> None:
     found = certificate(**settings)
     assert found.identified == expected
     json.dumps(found.as_dict(), allow_nan=False)
@@ -123,7 +124,7 @@ def test_no_noise_is_no_certificate() -> None:
     ("settings", "words"),
     [({"candidates": 0}, "no candidates"), ({"guesses": 0}, "guesses is 0"), ({"known": -1}, "known is -1")],
 )
-def test_senseless_settings_get_one_sentence(settings: dict[str, object], words: str) -> None:
+def test_senseless_settings_get_one_sentence(settings: dict[str, Any], words: str) -> None:
     with pytest.raises(UsageError, match=words):
         certificate(**settings)
 

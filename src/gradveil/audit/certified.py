@@ -1,0 +1,104 @@
+"""What is proved about a cell: its guarantee, its certificate, and the attack that shows how much of the certificate is real."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from gradveil.audit.subjects import Subject
+from gradveil.metrics import wilson
+from gradveil.randomness import Seed
+from gradveil.records import Batch
+from gradveil.registry import parse_call
+from gradveil.risk.candidates import candidate_scores, flat, strict_hits, without_noise
+from gradveil.risk.certificates import Certificate, certificate_from
+from gradveil.risk.guarantees import Guarantee
+from gradveil.risk.releases import RANGE_OF_DATA, privacy_of_updates
+
+__all__ = ["certificate_of_cell", "certify", "guarantee_of", "matching_attack"]
+
+TRAINED = "the model was trained on the audited records without noise, so it may reveal them beside the update"
+
+
+def guarantee_of(subject: Subject) -> Guarantee:
+    """Return the differential privacy of the updates under attack."""
+    cell = subject.cell
+    return privacy_of_updates(
+        subject.defense,
+        cell.training(),
+        examples=cell.batch_size,
+        rounds=cell.rounds,
+        weights=subject.learner.weights,
+        fault=RANGE_OF_DATA if cell.scale == "minmax" else "",
+    )
+
+
+def certify(subject: Subject) -> dict[str, Any]:
+    """Return the certificate of a cell with the matching attack beside it, as plain JSON values."""
+    found = certificate_of_cell(subject)
+    return {**found.as_dict(), "matching": matching_attack(subject) if found.identified is not None else None}
+
+
+def certificate_of_cell(subject: Subject) -> Certificate:
+    """Return what no attacker of this cell can exceed, or why there is no certificate.
+
+    The noise of other clients of a secure aggregate is not counted, which only makes the bound larger.
+    """
+    cell = subject.cell
+    proved = guarantee_of(subject)
+    if proved.epsilon is not None and parse_call(cell.state)[0] == "trained":
+        return Certificate(reason=TRAINED)
+    return certificate_from(
+        proved,
+        candidates=subject.candidates,
+        labels=subject.candidate_labels if cell.known_labels else None,
+        guesses=cell.batch_size * cell.clients,
+        known=_known(subject, proved),
+        seed=Seed(cell.seed).child("certificate"),
+    )
+
+
+def _known(subject: Subject, proved: Guarantee) -> int:
+    """Return how many other candidates the attacker is taken to know, and so to rule out.
+
+    All whose data is in what the attacker sees beside the unit's own noisy share: the rest of the batch where the noise covers
+    one record, other clients of the aggregate, and after the first round, through the model, everyone.
+    """
+    cell = subject.cell
+    everyone = len(subject.indices) if cell.rounds > 1 else cell.batch_size * cell.clients
+    return everyone - (1 if proved.unit == "record" else cell.batch_size)
+
+
+def matching_attack(subject: Subject) -> dict[str, Any] | None:
+    """Let an attacker with the list of candidates pick the one that explains each update best.
+
+    It replays the client without noise on every candidate. For one record in an update, and noise added to that update, no
+    attacker with this list does better; noise in several local steps bends the path it replays, and then one might.
+
+    Returns:
+        Share identified with its Wilson interval; None where an update holds several records, since it would have to try all
+        sets of them.
+    """
+    if subject.cell.batch_size * subject.cell.clients > 1:
+        return None
+    releases = torch.stack([flat([u.weights for u in t.observation.updates]) for t in subject.targets])
+    scores = candidate_scores(releases, _shares(subject)).cpu()
+    if subject.cell.known_labels:
+        own = subject.candidate_labels[list(subject.positions)]
+        scores = scores.masked_fill(subject.candidate_labels != own[:, None], float("-inf"))
+    hits = strict_hits(scores, subject.positions)
+    count, n = int(hits.sum()), len(hits)
+    low, high = wilson(count, n)
+    return {"value": count / n, "low": low, "high": high, "count": count, "n": n}
+
+
+def _shares(subject: Subject) -> Iterator[Tensor]:
+    quiet, device = without_noise(subject.defense), subject.cell.device
+    seed = Seed(subject.cell.seed).child("matching attack")
+    for index in range(len(subject.candidates)):
+        row = slice(index, index + 1)
+        batch = Batch(subject.candidates[row].to(device), subject.candidate_labels[row].to(device))
+        yield flat(subject.replay(batch, quiet, seed))

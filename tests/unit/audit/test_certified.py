@@ -1,0 +1,97 @@
+"""The certificate of a cell: what it counts, when there is none, and that the attack with the list stays below it."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+import torch
+
+from gradveil.audit.certified import certificate_of_cell, certify, guarantee_of, matching_attack
+from gradveil.audit.measure import run_cell
+from gradveil.risk.bounds import gaussian_bound, mixed_bound
+from tests.unit.audit.small import CELL, digits, make_subject
+
+NOISY = "clipping(bound=1) + gaussian_noise(std=0.5)"
+
+
+def test_one_record_and_one_round_is_the_plain_formula() -> None:
+    found = certificate_of_cell(make_subject(defense=NOISY))
+    assert found.identified == gaussian_bound(1 / 256, noise_multiplier=0.5)
+    assert set(found.psnr) == {"15", "20", "25"} and all(value >= found.identified for value in found.psnr.values())
+    assert found.epsilon == guarantee_of(make_subject(defense=NOISY)).epsilon
+
+
+@pytest.mark.parametrize(
+    ("changes", "kappa", "steps"),
+    [
+        ({"batch_size": 2}, 2 / 256, 1),  # the noise covers the whole batch
+        ({"clients": 2}, 2 / 255, 1),  # the other client may be known
+        ({"rounds": 2}, 1 / 253, 2),  # the model of round 2 has seen all four records
+        ({"local_steps": 3}, 1 / 256, 1),  # one noisy release, however many steps
+        ({"defense": "dp_sgd(noise_multiplier=0.5)", "batch_size": 2}, 2 / 255, 1),  # the noise covers one record
+        ({"defense": "dp_sgd(noise_multiplier=0.5)", "local_steps": 3}, 1 / 256, 3),
+    ],
+)
+def test_every_setting_counts_its_guesses_and_releases(changes: dict[str, Any], kappa: float, steps: int) -> None:
+    found = certificate_of_cell(make_subject(**{"defense": NOISY, **changes}))
+    assert found.identified == gaussian_bound(kappa, noise_multiplier=0.5, steps=steps)
+    assert found.steps == steps
+
+
+def test_known_labels_are_counted() -> None:
+    subject = make_subject(defense=NOISY, known_labels=True)
+    sizes = torch.bincount(subject.candidate_labels).tolist()
+    found = certificate_of_cell(subject)
+    assert found.label_known
+    assert found.identified == pytest.approx(mixed_bound([1 / size for size in sizes], sizes, noise_multiplier=0.5))
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"defense": "none"}, "nothing is done"),
+        ({"defense": "gaussian_noise"}, "put clipping right before"),
+        ({"defense": "pruning"}, "no proof is known"),
+        ({"state": "trained(steps=1)"}, "trained on the audited records"),
+    ],
+)
+def test_without_a_proof_there_is_a_reason(changes: dict[str, Any], reason: str) -> None:
+    found = certify(make_subject(**{"defense": NOISY, **changes}))
+    assert found["identified"] is None and found["matching"] is None
+    assert reason in found["reason"] and found["sentence"].startswith("no certificate: ")
+
+
+def test_the_attacker_with_the_list_finds_most_without_much_noise_and_little_with_much() -> None:
+    weak = matching_attack(make_subject(defense="clipping(bound=1) + gaussian_noise(std=0.01)", records=16))
+    assert weak is not None and weak["count"] == 16
+    strong = matching_attack(make_subject(defense="dp_sgd(noise_multiplier=5.0)", records=16))
+    assert strong is not None and strong["count"] <= 2
+
+
+@pytest.mark.parametrize(
+    ("defense", "changes"),
+    [
+        *[(NOISY, changes) for changes in ({}, {"rounds": 2}, {"known_labels": True}, {"local_steps": 2, "learning_rate": 1.0})],
+        *[("dp_sgd(noise_multiplier=0.5)", changes) for changes in ({}, {"local_steps": 2})],
+    ],
+)
+def test_it_never_exceeds_the_certificate(defense: str, changes: dict[str, Any]) -> None:
+    found = certify(make_subject(defense=defense, records=48, **changes))
+    assert found["matching"]["low"] <= found["identified"]
+    assert found["matching"]["count"] > 0  # guessing would find 0.2 on average, so this shows that it attacks
+
+
+def test_a_batch_has_a_bound_but_no_matching_attack() -> None:
+    found = certify(make_subject(defense=NOISY, batch_size=2))
+    assert found["identified"] is not None and found["matching"] is None
+
+
+def test_it_is_part_of_every_cell() -> None:
+    for defense in ("none", NOISY):
+        record = run_cell(CELL.replace(defense=defense), digits()).record
+        json.dumps(record, allow_nan=False)
+        assert (record["certificate"]["identified"] is None) == (defense == "none")
+        if defense == NOISY:
+            assert record["selected"]["identified"]["low"] <= record["certificate"]["identified"]
