@@ -20,6 +20,8 @@ from gradveil.risk.releases import RANGE_OF_DATA, privacy_of_updates
 
 __all__ = ["certificate_of_cell", "certify", "guarantee_of", "matching_attack"]
 
+MOST_REPLAYS = 5000
+"""Local steps that the matching attack may replay, over all candidates and rounds; beyond it would outlast the audit."""
 TRAINED = "the model was trained on the audited records without noise, so it may reveal them beside the update"
 
 
@@ -80,13 +82,14 @@ def matching_attack(subject: Subject) -> dict[str, Any] | None:
 
     Returns:
         Share identified with its Wilson interval; None where an update holds several records, since it would have to try all
-        sets of them.
+        sets of them, or where there are more local steps to replay than `MOST_REPLAYS`.
     """
-    if subject.cell.batch_size * subject.cell.clients > 1:
+    cell = subject.cell
+    if cell.batch_size * cell.clients > 1 or len(subject.candidates) * cell.rounds * cell.training().steps(1) > MOST_REPLAYS:
         return None
     releases = torch.stack([flat([u.weights for u in t.observation.updates]) for t in subject.targets])
     scores = candidate_scores(releases, _shares(subject)).cpu()
-    if subject.cell.known_labels:
+    if cell.known_labels:
         own = subject.candidate_labels[list(subject.positions)]
         scores = scores.masked_fill(subject.candidate_labels != own[:, None], float("-inf"))
     hits = strict_hits(scores, subject.positions)

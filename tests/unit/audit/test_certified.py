@@ -83,8 +83,9 @@ def test_it_never_exceeds_the_certificate(defense: str, changes: dict[str, Any])
     assert found["matching"]["count"] > 0  # guessing would find 0.2 on average, so this shows that it attacks
 
 
-def test_a_batch_has_a_bound_but_no_matching_attack() -> None:
-    found = certify(make_subject(defense=NOISY, batch_size=2))
+@pytest.mark.parametrize("changes", [{"batch_size": 2}, {"clients": 2}, {"local_steps": 20}])
+def test_where_the_matching_attack_would_take_too_long_there_is_a_bound_alone(changes: dict[str, Any]) -> None:
+    found = certify(make_subject(defense=NOISY, **changes))
     assert found["identified"] is not None and found["matching"] is None
 
 

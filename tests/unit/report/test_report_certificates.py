@@ -73,3 +73,8 @@ def test_odd_values_do_not_reach_the_page(tmp_path: Path) -> None:
 def test_the_first_screen_says_what_is_certified(tmp_path: Path) -> None:
     cell = next(cell for cell in load_results(make_results(tmp_path)).cells if "clipping" in cell.defense.spelling)
     assert dict(costs(cell, None))["Certificate"].startswith("at most 27 % of records")
+
+
+def test_a_setting_off_the_ladder_names_no_rung(tmp_path: Path) -> None:
+    folder = change(make_results(tmp_path), lambda cell: cell["defense"].update(rung=None, rungs=5))
+    assert "rung None" not in text_of(write_report(folder))
