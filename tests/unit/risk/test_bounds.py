@@ -77,6 +77,22 @@ def test_sampled_releases_agree_with_the_ranking_formula(kappa: float, sigma: fl
     assert (found.confidence, found.samples) == (0.999, 50_000)
 
 
+@pytest.mark.parametrize(("sigma", "rate", "steps"), [(0.5, 0.5, 4), (0.7, 0.2, 10), (1.0, 0.5, 20), (2.0, 0.9, 30)])
+def test_attacks_on_sampled_releases_stay_below_the_bound(sigma: float, rate: float, steps: int) -> None:
+    """Orthogonal candidates: the sum of inner products, and the likelihood itself, which no attack with the list beats."""
+    draw, n, count = np.random.default_rng(7), 4000, 32
+    sums, likelihood = np.zeros((n, count)), np.zeros((n, count))
+    for _ in range(steps):
+        seen = sigma * draw.standard_normal((n, count))
+        seen[:, 0] += draw.random(n) < rate  # the true candidate; by symmetry it may always be the first
+        sums += seen
+        likelihood += np.log(1 - rate + rate * np.exp((2 * seen - 1) / (2 * sigma**2)))
+    bound = sampled_bound(1 / count, noise_multiplier=sigma, sampling_rate=rate, steps=steps, samples=20_000).bound
+    shares = [float((scores.argmax(1) == 0).mean()) for scores in (sums, likelihood)]
+    assert max(shares) <= bound + interval(bound, n)
+    assert max(shares) > 0.6 * bound
+
+
 @pytest.mark.parametrize("kappa", [0.004, 0.1, 0.5])
 @pytest.mark.parametrize(("sigma", "rate"), [(0.5, 0.5), (1.0, 0.1), (3.0, 0.9)])
 def test_monte_carlo_agrees_with_the_exact_value_of_one_release(kappa: float, sigma: float, rate: float) -> None:
