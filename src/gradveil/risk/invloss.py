@@ -1,0 +1,129 @@
+"""InvLoss: what error a linearised optimal attacker of rank k cannot exceed, per record and k (Xu et al. 2025, Theorems 1 to 3).
+
+With J = U Σ Vᵀ the Jacobian of what is shared, the attacker of rank k inverts the k largest singular values and gets
+
+    clean               τ_k = Σ_{i>k} (v_iᵀ x)²                                   Theorem 1
+    noise ε on data     τ_k + Σ_{i≤k} (v_iᵀ ε)² / m                               Theorem 2
+    noise ε on shares   τ_k + Σ_{i≤k} (u_iᵀ ε)² / (σ_i² p)                        Theorem 3
+    q shares zeroed     at least Σ_{i>d-q} (v_iᵀ x)²                              lower bound under pruning and dropout
+
+These are upper bounds on the error of one kind of attacker: **a high risk warns, a low one does not acquit.**
+
+Departs from the paper: τ_k is the complete residual ‖x‖² - Σ_{i≤k} (v_iᵀ x)² by default. The paper's sum stops at d = min(m, p);
+where p < m it forgets the part of x that no v_i sees. ``residual="paper"`` keeps the paper's. Its noise terms are divided by m
+and p, which the inverse itself does not do: both forms are returned. All is relative to ‖x‖² ("normalized example").
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from gradveil.errors import UsageError
+from gradveil.risk.spectra import Spectrum
+
+__all__ = ["MEANING", "InvLoss", "Residual", "inversion_loss", "pruning_lower_bound"]
+
+MEANING = (
+    "InvRE rests on an upper bound of a linearised optimal attacker's error: a high score warns, and a low one does not acquit."
+)
+"""Said wherever a score is shown."""
+
+Residual = Literal["complete", "paper"]
+
+
+@dataclass(frozen=True, eq=False)
+class InvLoss:
+    """The bound for every rank k = 0 … len(values), relative to ‖x‖².
+
+    Attributes:
+        signal: τ_k.
+        noise: The noise term as the paper has it, over m or p.
+        noise_total: The noise term of the inverse itself, not divided.
+    """
+
+    signal: Tensor
+    noise: Tensor
+    noise_total: Tensor
+
+    @property
+    def bound(self) -> Tensor:
+        """τ_k plus the paper's noise term."""
+        return self.signal + self.noise
+
+
+def inversion_loss(
+    spectrum: Spectrum,
+    *,
+    data_noise: float | Tensor = 0.0,
+    shared_noise: float | Tensor = 0.0,
+    residual: Residual = "complete",
+    tolerance: float = 0.0,
+) -> InvLoss:
+    """Return the bounds of Theorems 1 to 3 for every rank.
+
+    Args:
+        spectrum: Of one record.
+        data_noise: Noise on the input: its standard deviation, for the expected bound, or the noise itself (m entries; needs
+            right singular vectors).
+        shared_noise: The same on what is shared (p entries; needs left singular vectors).
+        residual: ``complete`` or ``paper``.
+        tolerance: Singular values below this share of the largest count as zero: nobody inverts them, so no noise is amplified.
+    """
+    if residual not in ("complete", "paper"):
+        raise UsageError(f"residual is {residual!r}; choose complete or paper")
+    if residual == "paper" and not spectrum.whole:
+        raise UsageError("the paper's residual needs all singular values; use mode gram or dense, or residual='complete'")
+    energy = spectrum.energy
+    squares = spectrum.projections.double().square()
+    seen = torch.cat([squares.new_zeros(1), squares.cumsum(0)])
+    total = float(seen[-1]) if residual == "paper" else energy
+    signal = (total - seen).clamp(min=0)
+    on_data = _noise(data_noise, spectrum.right, len(squares), "data_noise", "right")
+    on_shared = _noise(shared_noise, spectrum.left, len(squares), "shared_noise", "left")
+    floor = tolerance * float(spectrum.values[0]) if len(spectrum.values) else 0.0
+    kept = (spectrum.values > floor) & (spectrum.values > 0)
+    amplified = torch.where(kept, on_shared / spectrum.values.square().clamp(min=1e-300), 0.0)
+    paper = on_data / spectrum.inputs + amplified / spectrum.outputs
+    return InvLoss(
+        signal=_relative(signal, energy),
+        noise=_relative(_cumulative(paper), energy),
+        noise_total=_relative(_cumulative(on_data + amplified), energy),
+    )
+
+
+def pruning_lower_bound(spectrum: Spectrum, dropped: int) -> float:
+    """Return what share of ‖x‖² no rank brings back once ``dropped`` shared values are zeroed.
+
+    ``spectrum`` is that of the *undefended* Jacobian; zeroing q rows takes at most q from its rank, and the paper charges the q
+    smallest. For what a given mask really costs, take the spectrum of the masked Jacobian: its complete residual at full rank.
+    """
+    if not spectrum.whole:
+        raise UsageError("the lower bound under pruning needs all singular values; use mode gram or dense")
+    if dropped < 0:
+        raise UsageError(f"dropped is {dropped}; it counts entries, from 0 on")
+    last = spectrum.projections.double().square()[max(0, len(spectrum.values) - dropped) :]
+    return float(_relative(last.sum(), spectrum.energy))
+
+
+def _noise(noise: float | Tensor, vectors: Tensor | None, count: int, name: str, side: str) -> Tensor:
+    """Return (v_iᵀ ε)² for all i; its expectation where only a standard deviation is known."""
+    if not isinstance(noise, Tensor):
+        if not noise >= 0 or noise == float("inf"):
+            raise UsageError(f"{name} is {noise}; give a standard deviation from 0 on, or the noise itself")
+        return torch.full((count,), float(noise) ** 2, dtype=torch.float64)
+    if vectors is None:
+        raise UsageError(f"{name} was given entry by entry, which needs the {side} singular vectors; ask for {side}=True")
+    return (vectors.T.double() @ noise.reshape(-1).double()).square()
+
+
+def _cumulative(values: Tensor) -> Tensor:
+    return torch.cat([values.new_zeros(1), values.cumsum(0)])
+
+
+def _relative(values: Tensor, energy: float) -> Tensor:
+    """Divide by ‖x‖²; for a black input, which has none, nothing is missing and noise counts as it is."""
+    return values / energy if energy > 0 else values

@@ -1,0 +1,198 @@
+"""Products with d(shared)/d(input) of one record, without forming it: J v by forward mode, Jᵀ u by reverse mode.
+
+``shared`` is any differentiable function of one input without batch axis: a gradient, what a defense makes of it, an update of
+several steps, an embedding. Inputs are raw, in [0, 1]; normalisation is inside the model.
+"""
+
+from __future__ import annotations
+
+import importlib
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import cache, cached_property
+from typing import TypeVar
+
+import torch
+from torch import Tensor
+from torch.func import jvp, vjp, vmap
+
+from gradveil import tensors
+from gradveil.errors import GradveilError, NeverSupported, ReplaceLayer, UnsupportedModel
+from gradveil.learning.learner import GradientHook, Learner
+from gradveil.models.batch_norm import batch_norm_layers
+from gradveil.tensors import Named
+
+__all__ = [
+    "Jacobian",
+    "Share",
+    "check_records_are_separate",
+    "checked",
+    "gradient_jacobian",
+    "guarded",
+    "jacobian_of",
+    "load_forward_mode",
+]
+
+T = TypeVar("T")
+Share = Callable[[Tensor], "Tensor | Named"]
+"""From one input, in its own shape, to what is shared about it."""
+
+WORKING_BYTES = 256 * 2**20
+"""How much a batch of products may take while it runs; a rough bound that decides how many run at once."""
+
+
+@dataclass(frozen=True, eq=False)
+class Jacobian:
+    """J = d(shared)/d(input) at one input, as a pair of products.
+
+    Attributes:
+        share: The function.
+        at: The input, in its own shape and in the precision to compute in.
+        learner: Set where what is shared is the plain gradient of this learner: then J has layers (`gradveil.risk.layered`).
+        target: The label behind that gradient, of shape (1, ...).
+        working_bytes: Rough bound for a batch of products.
+    """
+
+    share: Share
+    at: Tensor
+    learner: Learner | None = None
+    target: Tensor | None = None
+    working_bytes: int = field(default=WORKING_BYTES)
+
+    @property
+    def inputs(self) -> int:
+        """Number m of input values, the columns of J."""
+        return self.at.numel()
+
+    @property
+    def outputs(self) -> int:
+        """Number p of shared values, the rows of J."""
+        return int(self._pullback[0].numel())
+
+    @cached_property
+    def shared(self) -> Tensor:
+        """What is shared about the record, as one vector."""
+        return self._pullback[0]
+
+    @cached_property
+    def _pullback(self) -> tuple[Tensor, Callable[[Tensor], tuple[Tensor]]]:
+        value, pull = guarded(lambda: vjp(self._flat, self.at.reshape(-1)))
+        if not bool(torch.isfinite(value).all()):
+            raise NeverSupported(
+                "what is shared about a record is not finite, so it has no derivative; look at the model's weights"
+            )
+        return value.detach(), pull
+
+    def _flat(self, point: Tensor) -> Tensor:
+        shared = self.share(point.reshape(self.at.shape))
+        return shared.reshape(-1) if isinstance(shared, Tensor) else tensors.flatten(shared)
+
+    @property
+    def _at_once(self) -> int:
+        # A product keeps several copies of the shared vector and of the input alive; eight of each is a cautious guess.
+        each = 8 * (self.outputs + self.inputs) * self.at.element_size()
+        return max(1, min(512, self.working_bytes // each))
+
+    def push(self, directions: Tensor) -> Tensor:
+        """Return J v for every row v of ``directions`` (n, m), as (n, p)."""
+        load_forward_mode()
+
+        def one(direction: Tensor) -> Tensor:
+            tangent: Tensor = jvp(self._flat, (self.at.reshape(-1),), (direction,))[1]
+            return tangent
+
+        return checked(guarded(lambda: vmap(one, chunk_size=self._at_once)(directions))).detach()
+
+    def pull(self, weights: Tensor) -> Tensor:
+        """Return Jᵀ u for every row u of ``weights`` (n, p), as (n, m)."""
+        pull = self._pullback[1]
+        return checked(guarded(lambda: vmap(lambda row: pull(row)[0], chunk_size=self._at_once)(weights))).detach()
+
+    def rows(self, indices: Tensor) -> Tensor:
+        """Return some rows of J."""
+        wanted = torch.zeros((len(indices), self.outputs), dtype=self.at.dtype, device=self.at.device)
+        wanted[torch.arange(len(indices), device=self.at.device), indices] = 1
+        return self.pull(wanted)
+
+
+def gradient_jacobian(
+    learner: Learner,
+    record: Tensor,
+    target: Tensor,
+    *,
+    hook: GradientHook | None = None,
+    dtype: torch.dtype = torch.float64,
+) -> Jacobian:
+    """Return the Jacobian of what a client sends about one record: its gradient, or the update of its local steps.
+
+    Args:
+        learner: The client's training; ``learner.settings`` decide whether a gradient or an update is shared.
+        record: One input, without batch axis.
+        target: Its label, without batch axis.
+        hook: What a defense does to the gradient of each step, where that is differentiable.
+        dtype: Precision of all products.
+
+    Raises:
+        ReplaceLayer: BatchNorm on the statistics of the batch couples the record with others.
+    """
+    check_records_are_separate(learner)
+    learner = learner.to(dtype)
+    point = record.to(device=next(iter(learner.weights.values())).device, dtype=dtype)
+    label = target.to(point.device).unsqueeze(0)
+
+    def share(x: Tensor) -> Named:
+        return learner.update(x.unsqueeze(0), label, hook)
+
+    plain = hook is None and learner.settings.shares == "gradient" and not learner.noise
+    return Jacobian(share, point, learner if plain else None, label)
+
+
+def jacobian_of(share: Share, record: Tensor, *, dtype: torch.dtype = torch.float64) -> Jacobian:
+    """Return the Jacobian of any function of one record, as of an embedding; its weights must be of precision ``dtype``."""
+    return Jacobian(share, record.to(dtype))
+
+
+@cache
+def load_forward_mode() -> None:
+    """Load torch's rules for forward mode now: on their first use they warn about torch's own use of what it has deprecated."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)
+        importlib.import_module("torch._decomp.decompositions_for_jvp")
+
+
+def check_records_are_separate(learner: Learner) -> None:
+    """Refuse models in which what is shared about one record depends on the others of its batch.
+
+    Raises:
+        ReplaceLayer: Naming the first such layer.
+    """
+    mixing = [name for name, layer in batch_norm_layers(learner.model).items() if getattr(layer, "running_mean", None) is None]
+    if mixing:
+        raise ReplaceLayer(
+            f"{mixing[0]!r} is BatchNorm on the statistics of the batch, so a single record has no risk of its own; "
+            "set batch_norm = 'eval', or replace it by GroupNorm"
+        )
+
+
+def guarded(work: Callable[[], T]) -> T:
+    """Run differentiation of code that is not ours, and turn what goes wrong into one sentence."""
+    try:
+        return work()
+    except (GradveilError, MemoryError, torch.OutOfMemoryError):
+        raise
+    except (RuntimeError, NotImplementedError, TypeError) as error:
+        first = (str(error).strip().splitlines() or [type(error).__name__])[0]
+        raise UnsupportedModel(
+            f"the model or defense cannot be differentiated with respect to its input ({first[:160]}); replace the layer that "
+            "has no second derivative, changes tensors in place, or branches on values"
+        ) from error
+
+
+def checked(product: Tensor) -> Tensor:
+    """Refuse derivatives that are not finite, as of a root at zero."""
+    if not bool(torch.isfinite(product).all()):
+        raise NeverSupported(
+            "the derivative of what is shared with respect to the input is not finite; a layer has no derivative at this record"
+        )
+    return product

@@ -1,0 +1,189 @@
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from gradveil.errors import ReplaceLayer, UnsupportedModel, UsageError
+from gradveil.learning import Learner, TrainingSettings, loss_by_name
+from gradveil.models import build_model
+from gradveil.randomness import Seed
+from gradveil.risk.invre import risk_score
+from gradveil.risk.jacobians import Jacobian, gradient_jacobian, jacobian_of
+from gradveil.risk.layered import layered_gram
+from gradveil.risk.spectra import Spectrum, choose_mode, spectrum
+
+ALPHA = 0.95  # near the scores of untrained networks, where InvRE is most sensitive
+
+
+def make(spelling: str, shape: tuple[int, ...], **settings: object) -> Jacobian:
+    model = build_model(spelling, input_shape=shape, classes=5, seed=Seed(3))
+    return of_model(model, shape, TrainingSettings(**settings))  # type: ignore[arg-type]
+
+
+def of_model(model: nn.Module, shape: tuple[int, ...], settings: TrainingSettings | None = None) -> Jacobian:
+    learner = Learner.of(model, loss_by_name("cross_entropy"), settings)
+    smooth = torch.linspace(0, 3, shape[-1]).sin().expand(shape) * 0.4 + 0.5
+    noise = 0.1 * torch.rand(shape, generator=Seed(5).generator("noise"))
+    return gradient_jacobian(learner, (smooth + noise).clamp(0, 1), torch.tensor(2))
+
+
+def full(jacobian: Jacobian) -> Tensor:
+    return jacobian.push(torch.eye(jacobian.inputs, dtype=torch.float64)).T
+
+
+MODELS = [("lenet", (3, 12, 12)), ("convnet(width=4)", (3, 12, 12)), ("resnet20", (3, 8, 8)), ("mlp", (1, 6, 6))]
+
+
+@pytest.mark.parametrize(("spelling", "shape"), MODELS)
+def test_gram_equals_dense_and_leading_is_near(spelling: str, shape: tuple[int, ...]) -> None:
+    jacobian = make(spelling, shape)
+    found = {mode: spectrum(jacobian, mode=mode) for mode in ("dense", "gram", "leading")}
+    score = {mode: risk_score(each, alpha=ALPHA).invre for mode, each in found.items()}
+    assert score["gram"] == pytest.approx(score["dense"], abs=1e-5)
+    assert score["leading"] == pytest.approx(score["dense"], abs=0.02)
+    assert found["gram"].disagreement < 1e-10
+    top = found["dense"].values[0]
+    assert float((found["gram"].values - found["dense"].values).abs().max()) < 1e-6 * top
+    count = len(found["leading"].values)
+    assert float((found["leading"].values - found["dense"].values[:count]).abs().max()) < 1e-5 * top
+    assert found["leading"].frobenius == pytest.approx(found["dense"].frobenius, rel=0.1)
+    assert found["gram"].frobenius == pytest.approx(found["dense"].frobenius, rel=1e-9)
+
+
+class Odd(nn.Module):
+    """A layer called twice, a tied pair, a grouped convolution, a signal, and a weight used outside its layer."""
+
+    def __init__(self, outside: bool) -> None:
+        super().__init__()
+        self.conv = nn.Conv1d(2, 2, 3, padding=1, stride=1)
+        self.grouped = nn.Conv1d(2, 2, 3, padding=1, groups=2)
+        self.first, self.second = nn.Linear(8, 8), nn.Linear(8, 8, bias=False)
+        self.second.weight = self.first.weight
+        self.wide = nn.Linear(8, 40)
+        self.last = nn.Linear(80, 5)
+        self.outside = outside
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        hidden = torch.tanh(self.conv(torch.tanh(self.conv(inputs))))
+        hidden = self.second(torch.tanh(self.first(torch.tanh(self.grouped(hidden)))))
+        if self.outside:
+            hidden = hidden @ self.wide.weight[:8]
+        logits: Tensor = self.last(torch.tanh(self.wide(hidden)).flatten(1))
+        return logits
+
+
+def odd(outside: bool) -> Jacobian:
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        return of_model(Odd(outside), (2, 8))
+
+
+@pytest.mark.parametrize("store_bytes", [2**30, 1], ids=["one sweep", "a sweep per layer"])
+def test_layers_sum_to_the_gram_matrix_however_they_are_used(store_bytes: int) -> None:
+    jacobian = odd(outside=False)
+    J = full(jacobian)
+    assert torch.allclose(layered_gram(jacobian, store_bytes=store_bytes), J.T @ J, atol=1e-12 * float(J.square().sum()))
+
+
+def test_weights_used_outside_their_layer_are_noticed() -> None:
+    jacobian = odd(outside=True)
+    J = full(jacobian)
+    assert not torch.allclose(layered_gram(jacobian), J.T @ J, rtol=1e-6)
+    found = spectrum(jacobian, mode="gram")
+    assert "outside" in found.notes[0]
+    assert torch.allclose(found.values, torch.linalg.svdvals(J), atol=1e-7 * float(found.values[0]))
+
+
+@pytest.mark.parametrize("mode", ["dense", "gram", "leading"])
+def test_vectors_are_singular_vectors(mode: str) -> None:
+    jacobian = make("mlp", (1, 6, 6))
+    found = spectrum(jacobian, mode=mode, right=True, left=True, leading=8)
+    J = full(jacobian)
+    assert found.right is not None and found.left is not None
+    k = 8
+    assert torch.allclose(J @ found.right[:, :k], found.left[:, :k] * found.values[:k], atol=1e-9 * float(found.values[0]))
+    assert torch.allclose(found.left[:, :k].T @ found.left[:, :k], torch.eye(k, dtype=torch.float64), atol=1e-3)
+    assert torch.allclose(found.projections, found.right.T @ jacobian.at.reshape(-1), atol=1e-8)
+
+
+def test_several_steps_hooks_and_embeddings_have_spectra_too() -> None:
+    steps = make("mlp", (1, 4, 4), shares="weights", local_steps=3, learning_rate=0.5)
+    assert steps.learner is None
+    J = full(steps)
+    for mode in ("dense", "gram"):
+        assert torch.allclose(spectrum(steps, mode=mode).values, torch.linalg.svdvals(J), atol=1e-7 * float(J.norm()))
+    wide = torch.randn((3, 16), generator=Seed(1).generator("w"), dtype=torch.float64)
+    embedding = jacobian_of(lambda x: wide @ x.reshape(-1), torch.rand((1, 4, 4), generator=Seed(2).generator("x")))
+    found = spectrum(embedding, mode="gram", right=True)
+    assert found.outputs == 3 and len(found.values) == 3 and found.whole
+    assert torch.allclose(found.values, torch.linalg.svdvals(wide))
+    learner = Learner.of(build_model("mlp", input_shape=(1, 4, 4), classes=5, seed=Seed(3)), loss_by_name("cross_entropy"))
+    x = torch.rand((1, 4, 4), generator=Seed(2).generator("x"))
+    plain = gradient_jacobian(learner, x, torch.tensor(1))
+    halved = gradient_jacobian(learner, x, torch.tensor(1), hook=lambda s, w, g, i, t: {n: v / 2 for n, v in g.items()})
+    assert torch.allclose(spectrum(halved).values * 2, spectrum(plain).values, rtol=1e-9)
+
+
+def linear_release(values: Tensor, x: Tensor) -> Spectrum:
+    return spectrum(jacobian_of(lambda point: values * point, x), mode="leading")
+
+
+def test_repeated_singular_values_are_all_found_by_lanczos() -> None:
+    values = torch.tensor([2.0, 2.0, 2.0, 1.0, 1.0, 0.5, 0.0, 0.0], dtype=torch.float64)
+    x = torch.arange(1.0, 9.0) / 8
+    found = linear_release(values, x)
+    assert torch.allclose(found.values[:6], values[:6], atol=1e-9)
+    assert float(found.projections.square()[:3].sum()) == pytest.approx(float(x[:3].square().sum()), rel=1e-6)
+
+
+def test_a_dead_network_has_a_zero_spectrum_in_every_mode() -> None:
+    model = build_model("mlp", input_shape=(1, 4, 4), classes=3, seed=Seed(0))
+    for parameter in model.parameters():
+        nn.init.zeros_(parameter)
+    jacobian = of_model(model, (1, 4, 4))
+    # With all weights zero the last layer's input is zero too; only biases learn, and they do not look at the input.
+    for mode in ("dense", "gram", "leading"):
+        found = spectrum(jacobian, mode=mode)
+        assert found.dead, mode
+        assert "zero" in found.notes[-1]
+        score = risk_score(found, alpha=0.5)
+        assert score.score == 1.0 and score.rank == 0 and 0 < score.invre < 0.15
+
+
+def test_batch_norm_on_the_batch_is_refused_in_one_sentence() -> None:
+    with pytest.raises(ReplaceLayer, match="GroupNorm"):
+        make("resnet20", (3, 8, 8), batch_norm="train")
+
+
+class Rounded(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(4, 3)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        logits: Tensor = self.linear(inputs.mul(4).round())
+        return logits
+
+
+class InPlace(Rounded):
+    def forward(self, inputs: Tensor) -> Tensor:
+        numbers = torch.from_numpy(inputs.detach().numpy())
+        logits: Tensor = self.linear(numbers)
+        return logits
+
+
+def test_layers_without_derivative_give_zero_or_one_sentence() -> None:
+    assert spectrum(of_model(Rounded(), (4,)), mode="gram").dead
+    with pytest.raises(UnsupportedModel, match="cannot be differentiated"):
+        spectrum(of_model(InPlace(), (4,)))
+
+
+def test_wrong_requests_are_answered() -> None:
+    jacobian = make("mlp", (1, 4, 4))
+    with pytest.raises(UsageError, match="did you mean 'gram'"):
+        spectrum(jacobian, mode="grm")
+    with pytest.raises(UsageError, match="at least 1"):
+        spectrum(jacobian, mode="leading", leading=0)
+    assert choose_mode(jacobian) == "dense"
+    assert choose_mode(make("lenet", (3, 32, 32))) == "gram"
