@@ -38,7 +38,7 @@ def one(settings: FederationSettings, path: Path) -> str:
         "format": "gradveil-accuracy-1",
         "version": __version__,
         "torch": torch.__version__,
-        "settings": settings.as_dict(),
+        "settings": {**settings.as_dict(), "data": Path(settings.data).name},
         "final_accuracy": result.final_accuracy,
         "best_accuracy": result.best_accuracy,
         "accuracy": [[entry.round, entry.accuracy] for entry in result.rounds if entry.accuracy is not None],

@@ -1,0 +1,122 @@
+"""Spectra of d(gradient)/d(input): the usual way against ours, interleaved, with time and peak memory.
+
+The usual way is a chunked ``torch.func.jacrev`` and ``torch.linalg.svd``, in float32 as in the InvRE paper. Ours are ``gram``
+(exact, in float64) and ``leading``. Every measurement is a process of its own, so that its peak memory is its own; ways are interleaved and
+the fastest of each counts. On a machine that others use too, ``--clock cpu`` counts processor time.
+
+    python benchmarks/risk_spectra.py --rounds 3
+    python benchmarks/risk_spectra.py --rounds 1 --clock cpu --out results.json
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import platform
+import resource
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.func import jacrev
+
+from gradveil.data import load_data
+from gradveil.learning import Learner, loss_by_name
+from gradveil.models import build_model
+from gradveil.randomness import Seed
+from gradveil.risk.calibration import built_in_calibration
+from gradveil.risk.invre import risk_score
+from gradveil.risk.jacobians import gradient_jacobian, load_forward_mode
+from gradveil.risk.spectra import Spectrum, spectrum
+
+WAYS = ("dense", "gram", "leading")
+ROWS = 256
+
+
+def release(model: str, row: int) -> tuple[Learner, Tensor, Tensor]:
+    """Return a learner of ten classes, one photo and its label."""
+    data = load_data("photos")
+    built = build_model(model, input_shape=data.input_shape, classes=10, seed=Seed(0))
+    return Learner.of(built, loss_by_name("cross_entropy")), data.inputs[row], data.targets[row] % 10
+
+
+def usual(learner: Learner, record: Tensor, target: Tensor) -> Spectrum:
+    """Form the Jacobian by chunks of rows and decompose it."""
+
+    def flat(x: Tensor) -> Tensor:
+        update = learner.update(x.reshape(1, *record.shape), target.unsqueeze(0))
+        return torch.cat([value.reshape(-1) for value in update.values()])
+
+    point = record.reshape(-1)
+    J = jacrev(flat, chunk_size=ROWS)(point).detach()
+    _, values, right = torch.linalg.svd(J, full_matrices=False)
+    energy = float(point.double().square().sum())
+    sigma, along = values.double(), (right @ point).double()
+    return Spectrum(sigma, along, J.shape[1], J.shape[0], energy, float(sigma.square().sum()), "dense")
+
+
+def one(way: str, model: str, row: int) -> dict[str, Any]:
+    """Measure one way in this process."""
+    torch.set_num_threads(1)
+    learner, record, target = release(model, row)
+    load_forward_mode()
+    ways: dict[str, Callable[[], Spectrum]] = {
+        "dense": lambda: usual(learner, record, target),
+        "gram": lambda: spectrum(gradient_jacobian(learner, record, target), mode="gram"),
+        "leading": lambda: spectrum(gradient_jacobian(learner, record, target, dtype=torch.float32), mode="leading"),
+    }
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    wall, cpu = time.perf_counter(), time.process_time()
+    found = ways[way]()
+    wall, cpu = time.perf_counter() - wall, time.process_time() - cpu
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before
+    score = risk_score(found, alpha=built_in_calibration().alpha)
+    return {"way": way, "wall": wall, "cpu": cpu, "peak_mb": peak / 1024, "invre": score.invre, "score": score.score}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", default="lenet")
+    parser.add_argument("--row", type=int, default=0)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--clock", choices=("wall", "cpu"), default="wall")
+    parser.add_argument("--only", choices=WAYS, help=argparse.SUPPRESS)
+    parser.add_argument("--out", type=Path)
+    asked = parser.parse_args()
+    if asked.only:
+        print(json.dumps(one(asked.only, asked.model, asked.row)))
+        return
+    runs: dict[str, list[dict[str, Any]]] = {way: [] for way in WAYS}
+    for _ in range(asked.rounds):
+        for way in WAYS:
+            command = [sys.executable, __file__, "--only", way, "--model", asked.model, "--row", str(asked.row)]
+            done = subprocess.run(command, check=True, capture_output=True, text=True)
+            runs[way].append(json.loads(done.stdout.splitlines()[-1]))
+            print(runs[way][-1], flush=True)
+    best = {way: min(each[asked.clock] for each in found) for way, found in runs.items()}
+    memory = {way: min(each["peak_mb"] for each in found) for way, found in runs.items()}
+    result = {
+        "model": asked.model,
+        "clock": asked.clock,
+        "threads": 1,
+        "torch": torch.__version__,
+        "machine": platform.processor() or platform.machine(),
+        "seconds": best,
+        "peak_mb": memory,
+        "gram_speedup": best["dense"] / best["gram"],
+        "leading_speedup": best["dense"] / best["leading"],
+        "gram_memory_ratio": memory["gram"] / memory["dense"],
+        "invre": {way: found[0]["invre"] for way, found in runs.items()},
+    }
+    print(json.dumps(result, indent=2))
+    if asked.out:
+        asked.out.write_text(json.dumps({**result, "runs": runs}, indent=2) + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
