@@ -1,8 +1,8 @@
 """Spectra of d(gradient)/d(input): the usual way against ours, interleaved, with time and peak memory.
 
 The usual way is a chunked ``torch.func.jacrev`` and ``torch.linalg.svd``, in float32 as in the InvRE paper. Ours are ``gram``
-(exact, in float64) and ``leading``. Every measurement is a process of its own, so that its peak memory is its own; ways are interleaved and
-the fastest of each counts. On a machine that others use too, ``--clock cpu`` counts processor time.
+(exact, in float64) and ``leading``. Every measurement is a process of its own, so that its peak memory is its own; ways are
+interleaved and the fastest of each counts. On a machine that others use too, ``--clock cpu`` counts processor time.
 
     python benchmarks/risk_spectra.py --rounds 3
     python benchmarks/risk_spectra.py --rounds 1 --clock cpu --out results.json

@@ -12,6 +12,7 @@ from gradveil.cli.init import init
 from gradveil.cli.list import list_methods
 from gradveil.cli.recommend import recommend
 from gradveil.cli.report import report
+from gradveil.cli.risk import risk
 from gradveil.cli.show import show
 from gradveil.cli.train import train
 from gradveil.cli.version import print_version, version
@@ -44,6 +45,7 @@ def start(
 
 
 app.command()(audit)
+app.command()(risk)
 app.command()(train)
 app.command()(init)
 app.command(name="list")(list_methods)

@@ -208,6 +208,7 @@ def assess(
     beta: float = BETA,
     mode: str = "auto",
     gap_rule: str = "merge",
+    noise_form: str = "paper",
     model: str = "",
     rows: Sequence[int] | None = None,
     seed: Seed | None = None,
@@ -223,6 +224,7 @@ def assess(
         beta: Its steepness.
         mode: auto, dense, gram or leading.
         gap_rule: merge, clamp or strict.
+        noise_form: paper or inverse; see `gradveil.risk.invre.risk_score`.
         model: Spelling, for the record.
         rows: Rows of the records in their data set.
         seed: Root of all randomness.
@@ -238,25 +240,23 @@ def assess(
             # Single precision suffices: what Lanczos needs of a product is far below the error of the extrapolated tail.
             release = defended_release(learner, batch.inputs[index], batch.targets[index], defense, own, dtype=torch.float32)
         measured = spectrum(release.jacobian, mode=chosen, seed=own)
-        found.append(
-            _record(index if rows is None else rows[index], batch.targets[index], release, measured, alpha, beta, gap_rule)
+        score = risk_score(
+            measured,
+            alpha=alpha,
+            beta=beta,
+            gap_rule=gap_rule,
+            data_noise=release.data_noise,
+            shared_noise=release.shared_noise,
+            noise_form=noise_form,
         )
+        row = index if rows is None else rows[index]
+        found.append(_record(row, batch.targets[index], release, measured, score))
         if progress is not None:
             progress(index + 1)
     return Assessment(model, spell_defense(defense), tuple(found))
 
 
-def _record(
-    row: int, target: Tensor, release: DefendedRelease, measured: Spectrum, alpha: float, beta: float, gap_rule: str
-) -> RecordRisk:
-    score = risk_score(
-        measured,
-        alpha=alpha,
-        beta=beta,
-        gap_rule=gap_rule,
-        data_noise=release.data_noise,
-        shared_noise=release.shared_noise,
-    )
+def _record(row: int, target: Tensor, release: DefendedRelease, measured: Spectrum, score: RiskScore) -> RecordRisk:
     flat = "the input is black: its energy is zero, so the score says nothing about it"
     return RecordRisk(
         row=row,

@@ -32,6 +32,7 @@ __all__ = ["BETA", "GAP_RULES", "TOLERANCE", "GapRule", "RiskScore", "Weights", 
 
 GapRule = Literal["merge", "clamp", "strict"]
 GAP_RULES = ("merge", "clamp", "strict")
+NOISE_FORMS = ("paper", "inverse")
 TOLERANCE = 1e-4
 BETA = 5.0
 BANDS = ((0.15, "minimal"), (0.45, "moderate"), (math.inf, "high"))
@@ -164,6 +165,7 @@ def risk_score(
     residual: Residual = "complete",
     data_noise: float | Tensor = 0.0,
     shared_noise: float | Tensor = 0.0,
+    noise_form: str = "paper",
 ) -> RiskScore:
     """Return InvRE of one record, with the noise of a defense where it has any.
 
@@ -177,7 +179,11 @@ def risk_score(
         residual: complete or paper.
         data_noise: See `gradveil.risk.invloss.inversion_loss`.
         shared_noise: The same.
+        noise_form: ``paper`` divides noise terms by m or p, as Theorems 2 and 3 print them, which all but hides noise where many
+            values are shared; ``inverse`` takes the error the linear attacker really makes.
     """
+    if noise_form not in NOISE_FORMS:
+        raise UsageError(f"there is no noise form {noise_form!r}{suggest(noise_form, NOISE_FORMS)}")
     loss = inversion_loss(spectrum, data_noise=data_noise, shared_noise=shared_noise, residual=residual, tolerance=tolerance)
     if spectrum.dead:
         # No rank can be reached: the attacker is left with what he had before, an error of the whole record.
@@ -191,7 +197,10 @@ def risk_score(
     else:
         weights = rank_weights(known, gap_rule=gap_rule, tolerance=tolerance)
     truncated = truncated and weights.rank >= len(known) - 1
-    signal, noise = float(weights.likelihood @ loss.signal[weights.ranks]), float(weights.likelihood @ loss.noise[weights.ranks])
+    signal, noise = (
+        float(weights.likelihood @ loss.signal[weights.ranks]),
+        float(weights.likelihood @ (loss.noise if noise_form == "paper" else loss.noise_total)[weights.ranks]),
+    )
     total = float(weights.likelihood @ loss.noise_total[weights.ranks])
     if not truncated:
         score = signal + noise

@@ -1,0 +1,197 @@
+"""``gradveil risk``."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from gradveil.cli.output import AsJson, console, note, print_json
+from gradveil.errors import UsageError, suggest
+
+if TYPE_CHECKING:
+    from gradveil.data import Dataset
+    from gradveil.risk.exposure import Assessment
+
+__all__ = ["risk"]
+
+Texts = list[str] | None
+MODES = ("auto", "dense", "gram", "leading")
+SHOWN = 5
+MODEL_HELP = "Built-in name, module:factory or file.py:factory; repeat it to rank models."
+DEFENSE_HELP = "Defense or chain; repeatable. The undefended score is always there to compare with."
+ALPHA_HELP = "Centre of the score: a number, or a file written by --calibrate; by default that of the package."
+
+
+def risk(
+    data: Annotated[str, typer.Option(help="Built-in name, .npz, .npy, IDX or folder of pictures.")] = "photos",
+    labels: Annotated[str, typer.Option(help="Label file (.csv, .npy or IDX).")] = "",
+    scale: Annotated[str, typer.Option(help="How values come to [0, 1]: auto, minmax or none.")] = "auto",
+    model: Annotated[Texts, typer.Option(help=MODEL_HELP)] = None,
+    weights: Annotated[str, typer.Option(help=".safetensors, or a state dict as .pt or .pth.")] = "",
+    defense: Annotated[Texts, typer.Option(help=DEFENSE_HELP)] = None,
+    local_steps: Annotated[int, typer.Option(help="Local steps behind one update.")] = 1,
+    records: Annotated[int, typer.Option(help="How many records are scored.")] = 16,
+    mode: Annotated[str, typer.Option(help="auto, dense, gram or leading.")] = "auto",
+    noise_form: Annotated[str, typer.Option(help="How noise counts: paper or inverse; see docs/risk.md.")] = "paper",
+    compare: Annotated[bool, typer.Option("--compare", help="Rank the models, least exposed first.")] = False,
+    alpha: Annotated[str | None, typer.Option(help=ALPHA_HELP)] = None,
+    calibrate: Annotated[bool, typer.Option("--calibrate", help="Also write alpha.json: the mean undefended score.")] = False,
+    fail_if: Annotated[Texts, typer.Option(metavar="LIMIT", help="Exit with 1 if beyond, as in 'invre>0.45'.")] = None,
+    out: Annotated[Path | None, typer.Option(metavar="DIR", help="Folder for risk.json.")] = None,
+    seed: Annotated[int, typer.Option(help="Root of all randomness.")] = 0,
+    device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
+    quiet: Annotated[bool, typer.Option("--quiet", help="No progress.")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Score how exposed each record is, without running an attack.
+
+    The score (InvRE) bounds a linearised optimal attacker's error from above: a high score warns, a low one does not acquit.
+
+    Example: gradveil risk --data scans.npz --model net.py:make --defense 'gaussian_noise(std=0.01)' --fail-if 'invre>0.45'
+    """
+    if mode not in MODES:
+        raise UsageError(f"there is no mode {mode!r}{suggest(mode, MODES)}")
+    if records < 1:
+        raise UsageError(f"--records is {records}; score at least 1")
+    models = model or ["lenet"]
+    if weights and len(models) > 1:
+        raise UsageError("--weights belong to one model; score models with weights one at a time")
+    from gradveil.risk.calibration import read_alpha
+    from gradveil.risk.gates import enforce_risk, parse_risk_limit
+
+    limits = [parse_risk_limit(text) for text in fail_if or []]
+    centre = read_alpha(alpha)
+    base = {
+        "data": data,
+        "labels": labels,
+        "scale": "" if scale == "auto" else scale,
+        "weights": weights,
+        "state": "given" if weights else "untrained",
+        "local_steps": local_steps,
+        "seed": seed,
+        "device": device,
+    }
+    dataset, found = _assess(
+        base, models, defense or [], records, {"mode": mode, "alpha": centre, "noise_form": noise_form}, quiet
+    )
+    result = _result(found, dataset, centre, compare or len(models) > 1)
+    calibrated = _calibration(found, dataset, weights, seed) if calibrate else None
+    if out is not None:
+        _write(out, {"risk.json": result, **({"alpha.json": calibrated} if calibrated else {})})
+    if as_json:
+        print_json(result if calibrated is None else {**result, "calibration": calibrated})
+    else:
+        _print(found, result, out)
+        if calibrated is not None:
+            typer.echo(f"alpha = {calibrated['alpha']:.4f} over {calibrated['records']} undefended records")
+    enforce_risk(limits, found)
+
+
+def _assess(
+    base: dict[str, Any], models: Sequence[str], defenses: Sequence[str], records: int, options: dict[str, Any], quiet: bool
+) -> tuple[Dataset, list[Assessment]]:
+    from gradveil.audit.cells import Cell
+    from gradveil.audit.plan import find_device
+    from gradveil.audit.subjects import build_learner, load_cell_data
+    from gradveil.defenses import build_defense
+    from gradveil.randomness import Seed
+    from gradveil.risk.exposure import assess
+
+    cell = Cell(**{**base, "device": find_device(base["device"])})
+    dataset = load_cell_data(cell)
+    if records > len(dataset):
+        raise UsageError(f"--records is {records} and {dataset.name!r} has {len(dataset)}; lower it")
+    order = Seed(cell.seed).child("records").numpy("choice").permutation(len(dataset)).tolist()
+    rows = sorted(order[:records])
+    batch = dataset.batch(rows)
+    found = []
+    for model in models:
+        for spelling in dict.fromkeys(["none", *defenses]):
+            defense = build_defense(spelling)
+            learner = build_learner(cell.replace(model=model, defense=spelling), dataset, defense)
+            show = _progress(f"{model} · {spelling}", records, quiet)
+            found.append(
+                assess(
+                    learner,
+                    batch,
+                    defense,
+                    **options,
+                    model=model,
+                    rows=rows,
+                    seed=Seed(cell.seed),
+                    progress=show,
+                )
+            )
+    return dataset, found
+
+
+def _progress(name: str, records: int, quiet: bool) -> Callable[[int], None] | None:
+    def show(done: int) -> None:
+        if done in (1, records) or done % 10 == 0:
+            note(f"{name}: {done} of {records} records")
+
+    return None if quiet else show
+
+
+def _result(found: Sequence[Assessment], dataset: Dataset, alpha: float, ranked: bool) -> dict[str, Any]:
+    from gradveil.risk.invloss import MEANING
+
+    result: dict[str, Any] = {
+        "format": "gradveil-risk-1",
+        "meaning": MEANING,
+        "alpha": alpha,
+        "data": {"name": dataset.name, "digest": dataset.digest(), "records": len(found[0].records)},
+        "assessments": [each.as_dict() for each in found],
+    }
+    if ranked:
+        order = sorted(found, key=lambda each: each.mean)
+        result["ranking"] = [{"model": each.model, "defense": each.defense, "mean_invre": each.mean} for each in order]
+    return result
+
+
+def _calibration(found: Sequence[Assessment], dataset: Dataset, weights: str, seed: int) -> dict[str, Any]:
+    from gradveil.risk.calibration import calibrate
+
+    return calibrate(found[0], data=dataset.name, digest=dataset.digest(), weights=weights, seed=seed).as_dict()
+
+
+def _write(out: Path, files: dict[str, dict[str, Any]]) -> None:
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+        for name, content in files.items():
+            (out / name).write_text(json.dumps(content, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+    except OSError as error:
+        raise UsageError(f"cannot write to {str(out)!r} ({error.strerror}); choose another --out") from error
+
+
+def _print(found: Sequence[Assessment], result: dict[str, Any], out: Path | None) -> None:
+    from rich.box import SIMPLE_HEAD
+    from rich.table import Table
+
+    screen = console()
+    for each in found:
+        times = sum(record.seconds for record in each.records)
+        modes = "+".join(sorted({record.mode for record in each.records}))
+        screen.print(f"\n{each.model} · {each.defense} · mean InvRE {each.mean:.3f} · mode {modes} · {times:.1f} s")
+        table = Table(box=SIMPLE_HEAD, pad_edge=False)
+        for name in ("", "row", "label", "InvRE", "range", "reading", "score", "rank"):
+            table.add_column(name, no_wrap=True)
+        most, least = each.ranked[:SHOWN], each.ranked[SHOWN:][-SHOWN:]
+        for word, group in (("most exposed", most), ("least exposed", least)):
+            for place, record in enumerate(group):
+                score = record.risk
+                span = f"{score.low:.3f}–{score.high:.3f}" if score.low < score.high else ""
+                values = (str(record.row), str(record.label), f"{score.invre:.3f}", span, score.band, f"{score.score:.4f}")
+                table.add_row("" if place else word, *values, str(score.rank))
+        screen.print(table)
+        for sentence in each.notes:
+            screen.print(f"note: {sentence}")
+    for place, row in enumerate(result.get("ranking", ()), start=1):
+        screen.print(f"{place}. {row['model']} · {row['defense']}: mean InvRE {row['mean_invre']:.3f}")
+    screen.print(result["meaning"])
+    if out is not None:
+        screen.print(f"results: {out / 'risk.json'}")
