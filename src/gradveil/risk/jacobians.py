@@ -11,7 +11,7 @@ import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cache, cached_property
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -77,7 +77,8 @@ class Jacobian:
 
     @cached_property
     def _pullback(self) -> tuple[Tensor, Callable[[Tensor], tuple[Tensor]]]:
-        value, pull = guarded(lambda: vjp(self._flat, self.at.reshape(-1)))
+        made: Any = guarded(lambda: vjp(self._flat, self.at.reshape(-1)))
+        value, pull = made
         if not bool(torch.isfinite(value).all()):
             raise NeverSupported(
                 "what is shared about a record is not finite, so it has no derivative; look at the model's weights"
@@ -99,7 +100,8 @@ class Jacobian:
         load_forward_mode()
 
         def one(direction: Tensor) -> Tensor:
-            tangent: Tensor = jvp(self._flat, (self.at.reshape(-1),), (direction,))[1]
+            pair: Any = jvp(self._flat, (self.at.reshape(-1),), (direction,))
+            tangent: Tensor = pair[1]
             return tangent
 
         return checked(guarded(lambda: vmap(one, chunk_size=self._at_once)(directions))).detach()

@@ -167,6 +167,7 @@ class _Probe:
         self.others = {name: value for name, value in learner.weights.items() if name not in own}
         self._order: list[str] = []
         self._reads: list[Tensor] = []
+        self._written: list[Tensor] = []
         self._added: list[Tensor] | None = None
         for name, module in self.modules.items():
             module.register_forward_hook(self._hook(name))
@@ -284,7 +285,8 @@ def _sweep(
     calls = {name: [i for i, each in enumerate(order) if each == name] for name in layers}
 
     def along(direction: Tensor) -> tuple[dict[str, list[Tensor]], dict[str, list[Tensor]], Named]:
-        _, (deltas, reads, gradient) = jvp(lambda x: probe.parts(x, others), (point,), (direction.reshape(point.shape),))
+        moved: Any = jvp(lambda x: probe.parts(x, others), (point,), (direction.reshape(point.shape),))
+        deltas, reads, gradient = moved[1]
         return (
             {name: [deltas[i] for i in rows] for name, rows in calls.items()},
             {name: [reads[i] for i in rows] for name, rows in calls.items()},

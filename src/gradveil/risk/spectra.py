@@ -32,12 +32,13 @@ MODES = ("auto", "dense", "gram", "leading")
 
 LEADING = 64
 """Triplets sought by ``leading``."""
-BLOCK = 8
-ROUNDS = 60
+BLOCK = 16
+ROUNDS = 40
 """Most blocks a Lanczos run may take; it then answers with the triplets that have converged."""
 CONVERGED = {torch.float64: 1e-5, torch.float32: 1e-4}
 """Largest residual ‖K v - σ² v‖ over σ₁² of a triplet that counts as found; the error of σ² is of the order of its square."""
 PROBES = 8
+NOTHING = 1e-12
 DENSE_ENTRIES = 4_000_000
 GRAM_INPUTS = 4096
 CHECKS = 3
@@ -274,16 +275,25 @@ def _leading(jacobian: Jacobian, wanted: int, generator: torch.Generator) -> Spe
     squares, inner, residuals = point.new_zeros(0), point.new_zeros((0, 0)), point.new_zeros(0)
     for _ in range(ROUNDS):
         if len(block) == 0:
-            break  # the whole range of K is spanned
+            # Nothing new comes of what there is, as where values are repeated more often than the block is wide: start afresh.
+            again = torch.randn((min(BLOCK, size), size), generator=generator, dtype=torch.float64).to(point)
+            block = _orthonormal(again, basis)
+            if len(block) == 0:
+                break
         image = jacobian.pull(jacobian.push(block))
+        if len(basis) and float(image.norm()) <= NOTHING * float(images.norm()):
+            block = block[:0]
+            break  # the whole range of K is spanned
         basis, images = torch.cat([basis, block]), torch.cat([images, image])
+        block = _orthonormal(image, basis)
+        if len(basis) < 2 * wanted and len(block):
+            continue  # too early to look: about two directions are needed for each triplet
         projected = (basis @ images.T).double()
         squares, inner = torch.linalg.eigh((projected + projected.T) / 2)
         squares, inner = squares.flip(0).clamp(min=0), inner.flip(1)
         residuals = _residuals(basis, images, squares, inner)
-        if _found(squares, residuals, dtype) >= wanted or float(squares[0]) == 0:
+        if _found(squares, residuals, dtype) >= wanted:
             break
-        block = _orthonormal(image, basis)
     found = len(squares) if len(block) == 0 else _found(squares, residuals, dtype)
     count = max(1, min(wanted, found))
     right = (inner[:, :count].T.to(dtype) @ basis).double()
@@ -330,7 +340,8 @@ def _found(squares: Tensor, residuals: Tensor, dtype: torch.dtype) -> int:
 
 def _residuals(basis: Tensor, images: Tensor, squares: Tensor, inner: Tensor) -> Tensor:
     turned = inner.T.to(basis.dtype)
-    return (turned @ images - squares.to(basis.dtype).unsqueeze(1) * (turned @ basis)).double().norm(dim=1)
+    off: Tensor = turned @ images - squares.to(basis.dtype).unsqueeze(1) * (turned @ basis)
+    return off.double().square().sum(1).sqrt()
 
 
 def _orthonormal(block: Tensor, basis: Tensor) -> Tensor:

@@ -157,5 +157,5 @@ def test_bands_and_ends_of_the_logistic() -> None:
     assert band_of(0.1499) == "minimal" and band_of(0.4501) == "high"
     for wrong in ({"gap_rule": "mrge"}, {"tolerance": 0.0}):
         with pytest.raises(UsageError):
-            rank_weights(torch.ones(2), **wrong)  # type: ignore[arg-type]
+            rank_weights(torch.ones(2), **wrong)
     assert set(GAP_RULES) == {"merge", "clamp", "strict"}

@@ -137,6 +137,12 @@ def test_repeated_singular_values_are_all_found_by_lanczos() -> None:
     assert float(found.projections.square()[:3].sum()) == pytest.approx(float(x[:3].square().sum()), rel=1e-6)
 
 
+def test_values_repeated_more_often_than_a_block_is_wide_are_found() -> None:
+    values = torch.cat([torch.full((40,), 2.0), torch.full((4,), 1.0)]).double()
+    found = linear_release(values, torch.rand(44, generator=Seed(1).generator("x")))
+    assert torch.allclose(found.values, values, atol=1e-9)
+
+
 def test_a_dead_network_has_a_zero_spectrum_in_every_mode() -> None:
     model = build_model("mlp", input_shape=(1, 4, 4), classes=3, seed=Seed(0))
     for parameter in model.parameters():
