@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import json
 import multiprocessing
+import re
 import statistics
 import sys
 import time
@@ -71,7 +72,7 @@ def run(options: argparse.Namespace) -> None:
     jobs = []
     for seed in range(options.seeds):
         for row in rows(options.only):
-            path = options.out / f"{row.title.replace(' ', '_').replace(',', '')}-{seed}.json"
+            path = options.out / f"{_file_name(row.title)}-{seed}.json"
             if not path.exists():
                 jobs.append((base.replace(defense=row.spelling, seed=seed), path))
     begun = time.perf_counter()
@@ -83,6 +84,10 @@ def run(options: argparse.Namespace) -> None:
             line = done.result() if error is None else f"{waiting[done].defense} seed {waiting[done].seed} FAILED: {error}"
             sys.stderr.write(f"{time.perf_counter() - begun:7.1f} s  {line}\n")
             sys.stderr.flush()
+
+
+def _file_name(title: str) -> str:
+    return "_".join(re.findall(r"[\w.-]+", title))
 
 
 def table(options: argparse.Namespace) -> None:
