@@ -63,6 +63,12 @@ def test_without_a_proof_there_is_a_reason(changes: dict[str, Any], reason: str)
     assert reason in found["reason"] and found["sentence"].startswith("no certificate: ")
 
 
+def test_a_model_that_has_seen_the_records_takes_the_guarantee_away() -> None:
+    assert guarantee_of(make_subject(defense=NOISY)).epsilon is not None
+    seen = guarantee_of(make_subject(defense=NOISY, state="trained(steps=1)"))
+    assert seen.epsilon is None and "trained on the audited records" in seen.reason
+
+
 def test_the_attacker_with_the_list_finds_most_without_much_noise_and_little_with_much() -> None:
     weak = matching_attack(make_subject(defense="clipping(bound=1) + gaussian_noise(std=0.01)", records=16))
     assert weak is not None and weak["count"] == 16
