@@ -45,7 +45,7 @@ def with_matrix_convolutions(learner: Learner) -> Learner:
     changed = False
     for module in model.modules():
         plain = type(module) is nn.Conv2d and module.groups == 1 and module.padding_mode == "zeros"
-        if plain and not isinstance(module.padding, str):  # type: ignore[union-attr]
+        if plain and not isinstance(module.padding, str):
             module.__class__ = _MatrixConv2d
             changed = True
     return learner.replace(model=model) if changed else learner

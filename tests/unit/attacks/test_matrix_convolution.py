@@ -25,7 +25,8 @@ def push(learner: Learner, inputs: torch.Tensor) -> torch.Tensor:
         update = learner.update(x, torch.tensor([1, 0]))
         return torch.stack([value.square().sum() for value in update.values()]).sum()
 
-    return torch.func.grad(size)(inputs)
+    slope: torch.Tensor = torch.func.grad(size)(inputs)
+    return slope
 
 
 @pytest.mark.parametrize("name", MODELS)
