@@ -65,13 +65,18 @@ def channel_weights(matrix: Tensor, kind: ChannelWeights) -> Tensor | None:
 
     Rows below `DEAD` of the largest weight get zero.
     """
+    largest = matrix.abs().amax().clamp_min(torch.finfo(matrix.dtype).tiny)
+    return _weights_in_units(matrix / largest, largest, kind)
+
+
+def _weights_in_units(unit: Tensor, largest: Tensor, kind: ChannelWeights) -> Tensor | None:
+    """Return the channel weights of ``unit * largest``: in units of the largest entry squares neither overflow nor vanish."""
     if kind == "none":
         return None
-    largest = matrix.abs().amax().clamp_min(torch.finfo(matrix.dtype).tiny)
-    # In units of the largest entry, so that squares neither overflow nor vanish.
-    unit = matrix / largest
-    squared = kind == "squared"
-    weights = unit.square().sum(1).sqrt() * largest if squared else unit.abs().sum(1).sqrt() * largest.sqrt()
+    if kind == "squared":
+        weights = torch.linalg.vector_norm(unit, dim=1) * largest
+    else:
+        weights = torch.linalg.vector_norm(unit, ord=1, dim=1).sqrt() * largest.sqrt()
     return torch.where(weights > DEAD * weights.max(), weights, torch.zeros_like(weights))
 
 
@@ -112,37 +117,44 @@ def truncate(matrix: Tensor, *, weights: ChannelWeights, beta: float, threshold:
         beta: Sensitivity of the adaptive threshold ``1 - exp(-beta e)``.
         threshold: A fixed threshold instead, or None.
     """
-    wide = matrix.double()
-    scale = channel_weights(wide, weights)
-    largest = wide.abs().amax()
+    largest = matrix.abs().amax().double()
     if not bool(largest > 0):
-        return _nothing(wide, scale)
-    # In units of the largest entry: the Gram matrix squares what is squared already by the channel weights.
-    unit = wide / largest
-    weighted = unit if scale is None else unit * (scale / scale.max())[:, None]
-    vectors, energies, tall = _gram_factors(weighted)
+        nothing = matrix.double()
+        return _nothing(nothing, channel_weights(nothing, weights))
+    # In units of the largest entry: the Gram matrix squares what is squared already by the channel weights. Passes over the
+    # matrix in double precision cost as much as the eigenproblem, so there are few: one copy, one division, one norm.
+    unit = matrix.to(torch.float64, copy=True).div_(largest)
+    scale = _weights_in_units(unit, largest, weights)
+    relative = None if scale is None else scale / scale.max()
+    vectors, energies, tall = _gram_factors(unit, relative)
     entropy = spectral_entropy(energies)
     limit = threshold if threshold is not None else -math.expm1(-beta * entropy)
     k = rank_above(energies, limit)
     sigma = energies[:k].sqrt()
-    right = vectors[:, :k].T if tall else (vectors[:, :k].T @ weighted) / sigma[:, None]  # (k, q)
+    kept = vectors[:, :k] if tall or relative is None else vectors[:, :k] * relative[:, None]
+    right = kept.T if tall else (kept.T @ unit) / sigma[:, None]  # (k, q)
     projected = unit @ right.T  # (p, k)
-    if scale is not None:
+    left = projected / sigma if tall else vectors[:, :k]
+    if relative is not None:
         # Not the eigenvectors: their rounding is 1e-16 of the loudest channel, and the server divides it by I.
-        left = projected * (scale / scale.max())[:, None] / sigma
-    else:
-        left = projected / sigma if tall else vectors[:, :k]
+        left = projected * relative[:, None] / sigma
     # W V V^T projects orthogonally, so what is cut off is the difference of the energies.
-    residual = 1 - float(projected.square().sum() / unit.square().sum())
+    residual = 1 - float((torch.linalg.vector_norm(projected) / torch.linalg.vector_norm(unit)).square())
     rank = int((energies > 0).sum())
     return Truncation(scale, left, sigma * largest, right, projected * largest, entropy, rank, min(1.0, max(0.0, residual)))
 
 
-def _gram_factors(matrix: Tensor) -> tuple[Tensor, Tensor, bool]:
-    """Return eigenvectors and falling eigenvalues of the smaller Gram matrix, and whether it is the one of the columns."""
+def _gram_factors(matrix: Tensor, relative: Tensor | None) -> tuple[Tensor, Tensor, bool]:
+    """Return eigenvectors and falling eigenvalues of the weighted matrix's smaller Gram matrix, and whether it is the columns'."""
     rows, columns = matrix.shape
     tall = rows > columns
-    gram = matrix.T @ matrix if tall else matrix @ matrix.T
+    if tall:
+        weighted = matrix if relative is None else matrix * relative[:, None]
+        gram = weighted.T @ weighted
+    else:
+        gram = matrix @ matrix.T
+        # Weighing the small Gram matrix saves a pass over the large one.
+        gram = gram if relative is None else gram * relative[:, None] * relative
     energies, vectors = torch.linalg.eigh(gram)
     energies, vectors = energies.flip(0).clamp_min(0), vectors.flip(1)
     noise = _ROUNDING * max(rows, columns) * energies[0]
