@@ -145,7 +145,7 @@ def truncate(matrix: Tensor, *, weights: ChannelWeights, beta: float, threshold:
 
 
 def _gram_factors(matrix: Tensor, relative: Tensor | None) -> tuple[Tensor, Tensor, bool]:
-    """Return eigenvectors and falling eigenvalues of the weighted matrix's smaller Gram matrix, and whether it is the columns'."""
+    """Return eigenvectors and falling eigenvalues of the smaller Gram matrix of the weighted matrix, and whether it is A^T A."""
     rows, columns = matrix.shape
     tall = rows > columns
     if tall:
