@@ -12,7 +12,6 @@ import contextlib
 import io
 import json
 import logging
-import math
 import os
 import re
 import shutil
@@ -26,6 +25,7 @@ from numpy.typing import NDArray
 
 from gradveil.audit.cells import CELL_FORMAT
 from gradveil.audit.trainings import TRAINING_FORMAT
+from gradveil.durable import json_bytes, plain_json, write_whole
 from gradveil.errors import GradveilError, UsageError
 
 try:
@@ -111,7 +111,7 @@ class Store:
             timing: What is not.
             pictures: Arrays by name; none are written where there are none.
         """
-        texts = {".timing.json": _json_bytes(timing), ".json": _json_bytes({**record, "key": key})}
+        texts = {".timing.json": json_bytes(timing), ".json": json_bytes({**record, "key": key})}
         if pictures:
             self._write(self._path("cells", key, ".npz"), npz_bytes(pictures))
         for suffix, text in texts.items():
@@ -120,13 +120,13 @@ class Store:
     def give_utility(self, key: str, utility: Mapping[str, Any]) -> None:
         """Write what trainings found into a finished cell; one that has it already or is not done is left alone."""
         record = self.read_cell(key)
-        if record is not None and record.get("utility") != _plain(utility):
-            self._write(self._path("cells", key, ".json"), _json_bytes({**record, "utility": utility}))
+        if record is not None and record.get("utility") != plain_json(utility):
+            self._write(self._path("cells", key, ".json"), json_bytes({**record, "utility": utility}))
 
     def write_training(self, key: str, record: Mapping[str, Any], timing: Mapping[str, Any]) -> None:
         """Write a finished training: timing, then the record, which says that it is whole; its checkpoints go."""
         for suffix, content in ((".timing.json", timing), (".json", {**record, "key": key})):
-            self._write(self._path("utility", key, suffix), _json_bytes(content))
+            self._write(self._path("utility", key, suffix), json_bytes(content))
         shutil.rmtree(self.work_folder(key), ignore_errors=True)
 
     def work_folder(self, key: str) -> Path:
@@ -135,7 +135,7 @@ class Store:
 
     def write_run(self, run: Mapping[str, Any]) -> None:
         """Write run.json."""
-        self._write(self.out / "run.json", _json_bytes(run))
+        self._write(self.out / "run.json", json_bytes(run))
 
     def _path(self, room: str, key: str, suffix: str) -> Path:
         if not KEY.fullmatch(key):
@@ -143,20 +143,11 @@ class Store:
         return self.out / room / f"{key}{suffix}"
 
     def _write(self, path: Path, content: bytes) -> None:
-        beside = path.with_name(f".{path.name}.{os.getpid()}.part")
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
-            with beside.open("wb") as handle:
-                handle.write(content)
-                handle.flush()
-                os.fsync(handle.fileno())
-            beside.replace(path)
-            _sync_folder(path.parent)
+            write_whole(path, content)
         except OSError as error:
             self._refuse(path, error)
-        finally:
-            with contextlib.suppress(OSError):
-                beside.unlink(missing_ok=True)
 
     def _put_aside(self, path: Path) -> None:
         aside = next(
@@ -188,31 +179,6 @@ def npz_bytes(arrays: Mapping[str, NDArray[Any]]) -> bytes:
             info.compress_type, info.external_attr = zipfile.ZIP_DEFLATED, 0o600 << 16
             archive.writestr(info, member.getvalue())
     return buffer.getvalue()
-
-
-def _json_bytes(value: Mapping[str, Any]) -> bytes:
-    return (json.dumps(_plain(value), indent=1, ensure_ascii=False, allow_nan=False) + "\n").encode()
-
-
-def _plain(value: Any) -> Any:
-    """Return plain JSON values; what is not a finite number is null, as the report reads it: no hour of work is lost over one."""
-    if isinstance(value, Mapping):
-        return {str(name): _plain(each) for name, each in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [_plain(each) for each in value]
-    if isinstance(value, np.generic):
-        value = value.item()
-    return None if isinstance(value, float) and not math.isfinite(value) else value
-
-
-def _sync_folder(folder: Path) -> None:
-    """Bring a rename to the disk; not every system can."""
-    with contextlib.suppress(OSError):
-        handle = os.open(folder, os.O_RDONLY)
-        try:
-            os.fsync(handle)
-        finally:
-            os.close(handle)
 
 
 def _locked(path: Path, out: Path) -> int:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import math
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -20,6 +19,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 
+from gradveil.durable import json_bytes, plain_json, write_whole
 from gradveil.errors import UsageError
 from gradveil.federation.history import RoundRecord
 from gradveil.tensors import Named
@@ -202,19 +202,10 @@ class TrainingFolder:
 
     def _write(self, name: str, content: bytes) -> None:
         path = self.out / name
-        beside = path.with_name(f".{path.name}.{os.getpid()}.part")
         try:
-            with beside.open("wb") as handle:
-                handle.write(content)
-                handle.flush()
-                os.fsync(handle.fileno())
-            beside.replace(path)
-            _sync(path.parent)
+            write_whole(path, content)
         except OSError as error:
             _refuse(path, error)
-        finally:
-            with contextlib.suppress(OSError):
-                beside.unlink(missing_ok=True)
 
     def _damaged(self, error: Exception) -> NoReturn:
         raise UsageError(
@@ -223,31 +214,8 @@ class TrainingFolder:
         ) from error
 
 
-def _sync(folder: Path) -> None:
-    """Bring a rename to the disk; not every system can."""
-    with contextlib.suppress(OSError):
-        handle = os.open(folder, os.O_RDONLY)
-        try:
-            os.fsync(handle)
-        finally:
-            os.close(handle)
-
-
-def json_bytes(value: Mapping[str, Any]) -> bytes:
-    """Return JSON text; what is not a finite number is null."""
-    return (json.dumps(_plain(value), indent=1, ensure_ascii=False, allow_nan=False) + "\n").encode()
-
-
 def _line(record: RoundRecord) -> str:
-    return json.dumps(_plain(record.as_dict()), ensure_ascii=False, allow_nan=False) + "\n"
-
-
-def _plain(value: Any) -> Any:
-    if isinstance(value, Mapping):
-        return {str(name): _plain(each) for name, each in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [_plain(each) for each in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value
+    return json.dumps(plain_json(record.as_dict()), ensure_ascii=False, allow_nan=False) + "\n"
 
 
 def _safetensors(tensors: Named) -> bytes:
