@@ -19,6 +19,7 @@ from torch.func import jvp, vjp, vmap
 
 from gradveil import tensors
 from gradveil.errors import GradveilError, NeverSupported, ReplaceLayer, UnsupportedModel
+from gradveil.learning.embedding import EmbeddingLearner
 from gradveil.learning.learner import GradientHook, Learner
 from gradveil.models.batch_norm import batch_norm_layers
 from gradveil.tensors import Named
@@ -126,10 +127,11 @@ def gradient_jacobian(
     hook: GradientHook | None = None,
     dtype: torch.dtype = torch.float64,
 ) -> Jacobian:
-    """Return the Jacobian of what a client sends about one record: its gradient, or the update of its local steps.
+    """Return the Jacobian of what a client sends about one record: its gradient, the update of its local steps, its embedding.
 
     Args:
-        learner: The client's training; ``learner.settings`` decide whether a gradient or an update is shared.
+        learner: The client's training; ``learner.settings`` decide whether a gradient or an update is shared. Of an
+            `EmbeddingLearner`, the embedding is.
         record: One input, without batch axis.
         target: Its label, without batch axis.
         hook: What a defense does to the gradient of each step, where that is differentiable.
@@ -146,7 +148,9 @@ def gradient_jacobian(
     def share(x: Tensor) -> Named:
         return learner.update(x.unsqueeze(0), label, hook)
 
-    plain = hook is None and learner.settings.shares == "gradient" and not learner.noise
+    # Only the gradient of weights has the layers that `gradveil.risk.layered` sums over; an embedding is taken by rows.
+    plain = not isinstance(learner, EmbeddingLearner) and hook is None and learner.settings.shares == "gradient"
+    plain = plain and not learner.noise
     return Jacobian(share, point, learner if plain else None, label)
 
 
