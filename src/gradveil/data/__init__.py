@@ -4,6 +4,7 @@
 * `load_photos`, `load_digits`: built in, read from installed packages, no download.
 * `public_images`: inputs an attacker may rehearse on, never audited records.
 * partitions: IID, Dirichlet, by owner, class balance.
+* divisions: which party of vertical learning has which features.
 """
 
 from __future__ import annotations
@@ -14,20 +15,28 @@ from gradveil.data.files import load_data
 from gradveil.data.partitions import IID, PARTITIONS, ByOwner, ClassBalance, Dirichlet, Partition
 from gradveil.data.photos import load_photos
 from gradveil.data.public import public_images
+from gradveil.data.vertical import DIVISIONS, Columns, Division, LeftRight, TopBottom, Whole, part_of
 
 __all__ = [
     "DATASETS",
+    "DIVISIONS",
     "IID",
     "PARTITIONS",
     "ByOwner",
     "ClassBalance",
+    "Columns",
     "DataCard",
     "Dataset",
     "Dirichlet",
+    "Division",
+    "LeftRight",
     "Partition",
+    "TopBottom",
+    "Whole",
     "load_data",
     "load_digits",
     "load_photos",
+    "part_of",
     "public_images",
     "validate",
 ]
