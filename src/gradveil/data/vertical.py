@@ -100,9 +100,7 @@ class Whole(Division):
         return [list(range(input_shape[-1]))]
 
 
-@DIVISIONS.register(
-    Card(name="left_right", summary="Pictures or signals are cut into upright strips, one per party; two are halves.")
-)
+@DIVISIONS.register(Card(name="left_right", summary="Pictures or signals are cut into upright strips, one per party."))
 @dataclass(frozen=True)
 class LeftRight(Division):
     """Strips along the last axis: (C, H, W) into (C, H, W/n), (C, T) into (C, T/n)."""
@@ -116,7 +114,7 @@ class LeftRight(Division):
         return _runs(input_shape[-1], self.parties, "columns of pixels")
 
 
-@DIVISIONS.register(Card(name="top_bottom", summary="Pictures are cut into lying strips, one per party; two are halves."))
+@DIVISIONS.register(Card(name="top_bottom", summary="Pictures are cut into lying strips, one per party."))
 @dataclass(frozen=True)
 class TopBottom(Division):
     """Strips along the second last axis: (C, H, W) into (C, H/n, W)."""
@@ -127,9 +125,7 @@ class TopBottom(Division):
     def places(self, input_shape: tuple[int, ...]) -> list[list[int]]:
         """Return runs of rows."""
         if len(input_shape) != 3:
-            raise UsageError(
-                f"top_bottom divides pictures (C, H, W), not inputs of shape {input_shape}; use left_right or columns"
-            )
+            raise UsageError(f"top_bottom divides pictures (C, H, W), not shape {input_shape}; use left_right or columns")
         return _runs(input_shape[-2], self.parties, "rows of pixels")
 
 
@@ -149,9 +145,7 @@ class Columns(Division):
     def places(self, input_shape: tuple[int, ...]) -> list[list[int]]:
         """Return the columns of each party."""
         if len(input_shape) != 1:
-            raise UsageError(
-                f"columns divides tables (features,), not inputs of shape {input_shape}; use left_right or top_bottom"
-            )
+            raise UsageError(f"columns divides tables (features,), not shape {input_shape}; use left_right or top_bottom")
         if not self.groups:
             return _runs(input_shape[0], self.parties, "feature columns")
         listed = [int(place) for group in self.groups for place in group]

@@ -2,6 +2,7 @@
 
 * `build_model`: a built-in name with settings, or ``module:factory`` of yours, with optional weights; checked by a probe.
 * `mlp`, `lenet`, `convnet`, `resnet`: the families; inputs in [0, 1], normalisation inside.
+* `split_model`: bottom and top at a named cut, for vertical learning.
 * `set_batch_norm_mode`: the explicit choice between running and batch statistics.
 """
 
@@ -12,6 +13,7 @@ from gradveil.models import convnet, lenet, mlp, resnet
 from gradveil.models.base import MODELS, Factory, ModelCard, build_model, parameter_count, probe
 from gradveil.models.batch_norm import BATCH_NORM_MODES, batch_norm_layers, batch_norm_mode, set_batch_norm_mode
 from gradveil.models.layers import Normalize
+from gradveil.models.split import cuts_of, split_model
 from gradveil.models.weights import load_weights
 
 __all__ = [
@@ -24,6 +26,7 @@ __all__ = [
     "batch_norm_mode",
     "build_model",
     "convnet",
+    "cuts_of",
     "lenet",
     "load_weights",
     "mlp",
@@ -31,4 +34,5 @@ __all__ = [
     "probe",
     "resnet",
     "set_batch_norm_mode",
+    "split_model",
 ]

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from gradveil.data import DIVISIONS, Columns, Dataset, LeftRight, TopBottom, Whole, part_of
+from gradveil.data import DIVISIONS, Columns, Dataset, Division, LeftRight, TopBottom, Whole, part_of
 from gradveil.errors import UsageError
 
 
@@ -24,7 +24,7 @@ def numbered(*shape: int) -> torch.Tensor:
         (Columns(groups=((4, 0), (1, 3, 2))), (5,)),
     ],
 )
-def test_parts_put_together_are_the_input_and_every_value_has_one_owner(division, shape) -> None:
+def test_parts_put_together_are_the_input_and_every_value_has_one_owner(division: Division, shape: tuple[int, ...]) -> None:
     inputs = numbered(2, *shape)
     parts = division.split(inputs)
     assert torch.equal(division.join(parts, shape), inputs)
@@ -64,7 +64,7 @@ def test_gradients_flow_back_to_the_party_that_owns_the_value() -> None:
         (Columns(groups=((0, 1, 2), ())), (3,), "every party"),
     ],
 )
-def test_what_cannot_be_divided_gets_one_sentence(division, shape, sentence) -> None:
+def test_what_cannot_be_divided_gets_one_sentence(division: Division, shape: tuple[int, ...], sentence: str) -> None:
     with pytest.raises(UsageError, match=sentence):
         division.places(shape)
 
