@@ -23,7 +23,7 @@ from gradveil.learning.settings import TrainingSettings
 from gradveil.models.batch_norm import set_batch_norm_mode
 from gradveil.tensors import Named
 
-__all__ = ["GradientHook", "Learner"]
+__all__ = ["GradientHook", "Learner", "optimizer_memory", "optimizer_step"]
 
 GradientHook = Callable[[int, Named, Named, Tensor, Tensor], Named]
 """``(step, weights, gradient, inputs, targets) -> gradient``: what a defense does to each step's gradient."""
@@ -129,12 +129,12 @@ class Learner:
     def _one_update(self, inputs: Tensor, targets: Tensor, hook: GradientHook | None) -> Named:
         if self.settings.shares == "gradient":
             return self._hooked_gradient(0, self.weights, inputs, targets, self.noise_at(0), hook)
-        weights, memory = dict(self.weights), _optimizer_memory(self.settings, self.weights)
+        weights, memory = dict(self.weights), optimizer_memory(self.settings, self.weights)
         for step in range(self.settings.steps(inputs.shape[0])):
             chosen = self.settings.minibatch_indices(step, inputs.shape[0])
             x, y = (inputs, targets) if chosen is None else (inputs[chosen], targets[chosen])
             gradient = self._hooked_gradient(step, weights, x, y, self.noise_at(step, chosen), hook)
-            weights, memory = _optimizer_step(self.settings, step, weights, gradient, memory, self.rate_factor)
+            weights, memory = optimizer_step(self.settings, step, weights, gradient, memory, self.rate_factor)
         return tensors.sub(self.weights, weights)
 
     def _hooked_gradient(
@@ -146,14 +146,15 @@ class Learner:
         return hook(step, weights, compute(weights, inputs, targets, noise), inputs, targets)
 
 
-def _optimizer_memory(settings: TrainingSettings, weights: Named) -> dict[str, Named]:
+def optimizer_memory(settings: TrainingSettings, weights: Named) -> dict[str, Named]:
+    """Return what the optimiser remembers before its first step: zeros, or nothing."""
     zeros = {name: torch.zeros_like(value) for name, value in weights.items()}
     if settings.optimizer == "adam":
         return {"mean": zeros, "square": zeros}
     return {"momentum": zeros} if settings.momentum else {}
 
 
-def _optimizer_step(
+def optimizer_step(
     settings: TrainingSettings,
     step: int,
     weights: Named,

@@ -4,7 +4,7 @@ A factory takes ``(input_shape, classes)`` and its own settings by keyword and r
 *input_shape) in [0, 1] to logits (B, classes). Normalisation lives inside the model.
 
 This is the one place in the package where a global generator is seeded, because PyTorch's layers draw their first weights
-from it. It happens inside `_sealed_randomness`, which puts every global generator back as it was.
+from it. It happens inside `sealed_randomness`, which puts every global generator back as it was.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from gradveil.models.weights import load_weights
 from gradveil.randomness import Seed
 from gradveil.registry import Card, Registry, import_object, parse_call
 
-__all__ = ["MODELS", "Factory", "ModelCard", "build_model", "parameter_count", "probe"]
+__all__ = ["MODELS", "Factory", "ModelCard", "build_model", "parameter_count", "probe", "sealed_randomness"]
 
 Factory = Callable[..., nn.Module]
 
@@ -68,9 +68,9 @@ def build_model(
     """
     name, settings = parse_call(spelling)
     # User code may draw on import, and is imported once; fresh generators for its factory make every call give the same weights.
-    with _sealed_randomness(seed.number("import")):
+    with sealed_randomness(seed.number("import")):
         factory = _import(name) if ":" in name else MODELS.get(name)
-    with _sealed_randomness(seed.number("weights")):
+    with sealed_randomness(seed.number("weights")):
         model = _call(factory, name, settings, input_shape, classes)
     model.eval()
     if weights is not None:
@@ -111,7 +111,7 @@ def probe(model: nn.Module, name: str, input_shape: tuple[int, ...], classes: in
 
 
 @contextlib.contextmanager
-def _sealed_randomness(number: int) -> Iterator[None]:
+def sealed_randomness(number: int) -> Iterator[None]:
     """Seed the global generators inside the block and restore them after it.
 
     Only the CPU generator of torch: models are made there, and seeding a GPU's would touch what we cannot restore cheaply.
