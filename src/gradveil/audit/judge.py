@@ -15,14 +15,15 @@ from gradveil.attacks.ensembles import Ensemble
 from gradveil.attacks.matching import Recipe, run_recipe
 from gradveil.attacks.referee import Referee, Verdict, recipe_key
 from gradveil.audit.subjects import Subject
-from gradveil.metrics import assign, label_hits, measure, ranks, summarise
+from gradveil.metrics import among_nearest, assign, label_hits, measure, ranks, summarise
 from gradveil.metrics.base import Unavailable
+from gradveil.metrics.identification import IIP
 from gradveil.randomness import Seed
 from gradveil.records import Reconstruction
 
 __all__ = ["Scored", "best_by_truth", "null_rows", "score", "select"]
 
-NAMES = ("mse", "psnr", "ssim", "lpips")
+NAMES = ("mse", "psnr", "ssim", "lpips", "noise_fraction", "rdlv", "rdlv_nvflare")
 PRIOR_STEPS = 60
 MOST_PRIOR_TRIES = 8
 
@@ -39,6 +40,7 @@ class Scored:
     def summary(self, seed: Seed) -> dict[str, Any]:
         """Return the SUMMARY of docs/results-format.md."""
         rows: dict[str, Any] = {"identified": (self.rank == 1).double(), **self.values}
+        rows |= {f"iip_{k}": among_nearest(self.rank, k).double() for k in IIP}
         if self.labels is not None:
             rows["label_accuracy"] = self.labels
         return summarise(rows, seed)
@@ -68,7 +70,12 @@ def score(subject: Subject, chosen: Sequence[Reconstruction]) -> Scored:
 def _scored(subject: Subject, images: Tensor, labels: Tensor | None = None) -> Scored:
     truth = originals(subject)
     rank = ranks(images, torch.tensor(subject.positions), subject.candidates)
-    return Scored(images, measure(images, truth, NAMES), rank, labels)
+    return Scored(images, _measured(subject, images, truth), rank, labels)
+
+
+def _measured(subject: Subject, images: Tensor, truth: Tensor) -> dict[str, Tensor | Unavailable]:
+    """Measure beside the mean of the candidates, which is what anyone could guess without the update."""
+    return measure(images, truth, NAMES, {"prior": subject.candidates.mean(0)})
 
 
 def select(
@@ -141,7 +148,8 @@ def _derangement(subject: Subject, selected: Scored) -> Scored:
     # A single record has no other attacked one; the candidates have.
     rows = torch.tensor([subject.positions[j] for j in deranged(labels)] if len(labels) > 1 else [len(subject.candidates) - 1])
     images = selected.images
-    return Scored(images, measure(images, subject.candidates[rows], NAMES), ranks(images, rows, subject.candidates), None)
+    truth = subject.candidates[rows]
+    return Scored(images, _measured(subject, images, truth), ranks(images, rows, subject.candidates), None)
 
 
 def deranged(labels: Sequence[int]) -> list[int]:

@@ -1,7 +1,10 @@
 """How good a reconstruction is: one pure function per metric, one value per example; matching and summary apart.
 
     mse · psnr · ssim · lpips      registered in `METRICS`: (N, ...) and (N, ...) in, (N,) out
-    identification · labels        is the original the nearest of many candidates; were the labels recovered
+    noise_fraction · relative_leakage   the same, judging the reconstruction alone, and beside a prior image
+    regions                        all of these inside a target region
+    identification · labels        is the original among the nearest of many candidates; were the labels recovered
+    task                           how good the model is: F1 and Dice
     matching                       which reconstruction belongs to which record of a batch
     summary                        medians, intervals and shares, in the form the results folder holds
 
@@ -11,14 +14,19 @@ A metric of the first row is one file and one line below.
 from __future__ import annotations
 
 from gradveil.metrics.base import METRICS, Metric, MetricCard, Unavailable, measure
-from gradveil.metrics.identification import MINIMUM_CANDIDATES, identified, ranks
+from gradveil.metrics.identification import MINIMUM_CANDIDATES, among_nearest, identified, ranks
 from gradveil.metrics.labels import label_hits
 from gradveil.metrics.lpips import lpips_alex, lpips_vgg
 from gradveil.metrics.matching import assign
 from gradveil.metrics.mse import mean_squared_error
+from gradveil.metrics.noise_fraction import predicted_noise, predicted_noise_by
 from gradveil.metrics.psnr import PSNR_CAP, peak_signal_to_noise
+from gradveil.metrics.regions import bounding_boxes, measure_region
+from gradveil.metrics.relative_leakage import relative_leakage, relative_leakage_nvflare
 from gradveil.metrics.ssim import structural_similarity
 from gradveil.metrics.summary import bootstrap_median, summarise, wilson
+from gradveil.metrics.task import dice, f1_score
+from gradveil.significance import SignedRank, daggers, signed_rank
 
 __all__ = [
     "METRICS",
@@ -26,17 +34,29 @@ __all__ = [
     "PSNR_CAP",
     "Metric",
     "MetricCard",
+    "SignedRank",
     "Unavailable",
+    "among_nearest",
     "assign",
     "bootstrap_median",
+    "bounding_boxes",
+    "daggers",
+    "dice",
+    "f1_score",
     "identified",
     "label_hits",
     "lpips_alex",
     "lpips_vgg",
     "mean_squared_error",
     "measure",
+    "measure_region",
     "peak_signal_to_noise",
+    "predicted_noise",
+    "predicted_noise_by",
     "ranks",
+    "relative_leakage",
+    "relative_leakage_nvflare",
+    "signed_rank",
     "structural_similarity",
     "summarise",
     "wilson",

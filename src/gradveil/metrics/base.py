@@ -3,13 +3,14 @@
 A metric takes ``reconstructed`` and ``original``, both (N, ...) in [0, 1], and returns (N,) in double precision, whatever
 precision came in: values are few, and a verdict must not depend on the precision an attack ran in. It never averages over the
 batch, never reorders it (see `gradveil.metrics.matching`), and never clips. A metric that has no meaning for an input raises
-`Unavailable` with the reason.
+`Unavailable` with the reason. A metric that compares with something beside the pair, such as a prior image, says so on its card
+and takes it by keyword.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import torch
@@ -20,7 +21,8 @@ from gradveil.registry import Card, Registry
 
 __all__ = ["METRICS", "Metric", "MetricCard", "Unavailable", "check_pair", "measure"]
 
-Metric = Callable[[Tensor, Tensor], Tensor]
+Metric = Callable[..., Tensor]
+"""``(reconstructed, original) -> (N,)``, with what its card needs by keyword."""
 
 
 class Unavailable(UsageError):
@@ -42,13 +44,20 @@ class MetricCard(Card):
 
     Attributes:
         higher_is_better: True when a larger value is a better reconstruction, which is worse for the owner of the data.
-        perfect: The value of a reconstruction equal to its original.
+        perfect: The value of a reconstruction equal to its original; None where it differs from one original to another.
         unit: Unit of the value, ``"1"`` where it has none.
+        needs: Keywords it takes beside the pair: ``prior``, one image (...) that anyone could guess, such as the data's mean.
+        reference: False where the original is not looked at: the reconstruction is judged alone, and a perfect one need not
+            reach the perfect value.
+        ordered: False where a worse reconstruction can score better, so that it must not rank anything; the weakness says why.
     """
 
     higher_is_better: bool
-    perfect: float
+    perfect: float | None
     unit: str = "1"
+    needs: tuple[str, ...] = ()
+    reference: bool = True
+    ordered: bool = True
 
     def better(self, left: float, right: float) -> bool:
         """Tell whether ``left`` is a strictly better reconstruction than ``right``."""
@@ -75,13 +84,19 @@ def check_pair(reconstructed: Tensor, original: Tensor) -> tuple[Tensor, Tensor]
     return reconstructed.double(), original.double()
 
 
-def measure(reconstructed: Tensor, original: Tensor, names: Iterable[str] | None = None) -> dict[str, Tensor | Unavailable]:
+def measure(
+    reconstructed: Tensor,
+    original: Tensor,
+    names: Iterable[str] | None = None,
+    context: Mapping[str, Tensor] | None = None,
+) -> dict[str, Tensor | Unavailable]:
     """Return the values of several metrics, with the reason in place of those that cannot be had.
 
     Args:
         reconstructed: (N, ...) in [0, 1], in the order of the originals.
         original: (N, ...) in [0, 1].
         names: Registered names; all of them by default.
+        context: What metrics need beside the pair, by the keyword on their cards.
 
     Returns:
         For each name the values (N,), or the `Unavailable` that says why there are none.
@@ -89,7 +104,14 @@ def measure(reconstructed: Tensor, original: Tensor, names: Iterable[str] | None
     results: dict[str, Tensor | Unavailable] = {}
     for name in METRICS.names() if names is None else names:
         try:
-            results[name] = METRICS.get(name)(reconstructed, original)
+            results[name] = METRICS.get(name)(reconstructed, original, **_needed(METRICS.card(name), context or {}))
         except Unavailable as missing:
             results[name] = missing
     return results
+
+
+def _needed(card: MetricCard, context: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    missing = [name for name in card.needs if name not in context]
+    if missing:
+        raise Unavailable(f"{card.name} compares with a {missing[0]}, and none was given")
+    return {name: context[name] for name in card.needs}

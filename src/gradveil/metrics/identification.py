@@ -6,24 +6,32 @@ holds the reconstruction point out the record it came from? By chance that happe
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import torch
 from torch import Tensor
 
 from gradveil.errors import UsageError
 
-__all__ = ["MINIMUM_CANDIDATES", "identified", "ranks"]
+__all__ = ["IIP", "MINIMUM_CANDIDATES", "among_nearest", "identified", "ranks"]
 
 MINIMUM_CANDIDATES = 100
 """Fewest candidates among which a share identified may be called that in a report."""
+
+IIP = (1, 3, 5)
+"""Numbers of nearest neighbours at which papers give the image identifiability precision."""
 
 # Two candidates at the same distance up to the rounding of a sum (an image and its mirror, seen from a grey guess) are a tie.
 TIE = 1e-12
 CHUNK_ENTRIES = 2**23  # 64 MB of double precision at once
 
 
-def ranks(reconstructions: Tensor, originals_index: Tensor | Sequence[int], candidates: Tensor) -> Tensor:
+def ranks(
+    reconstructions: Tensor,
+    originals_index: Tensor | Sequence[int],
+    candidates: Tensor,
+    embed: Callable[[Tensor], Tensor] | None = None,
+) -> Tensor:
     """Return the rank of each original among the candidates, by mean squared error to the reconstruction.
 
     The rank is 1 plus the number of *other* candidates that are as near or nearer: ties count against the attacker, so a constant
@@ -33,6 +41,7 @@ def ranks(reconstructions: Tensor, originals_index: Tensor | Sequence[int], cand
         reconstructions: (N, ...) in [0, 1].
         originals_index: (N,) position of each reconstruction's original in ``candidates``.
         candidates: (M, ...) in [0, 1], the originals among them.
+        embed: (B, ...) to features (B, D): ranks then go by the cosine between features, as papers do with a deep network.
 
     Returns:
         (N,) integers from 1 (identified) to M.
@@ -47,6 +56,9 @@ def ranks(reconstructions: Tensor, originals_index: Tensor | Sequence[int], cand
     """
     index = torch.as_tensor(originals_index, dtype=torch.int64, device=candidates.device)
     _check(reconstructions, index, candidates)
+    if embed is not None:
+        # Between directions, the squared distance is two minus twice the cosine: the same order.
+        return ranks(_directions(embed(reconstructions)), index, _directions(embed(candidates)))
     rebuilt = reconstructions.reshape(len(reconstructions), -1)  # (N, D)
     pool = candidates.reshape(len(candidates), -1)  # (M, D)
     step = max(1, CHUNK_ENTRIES // pool.shape[1])
@@ -64,6 +76,25 @@ def ranks(reconstructions: Tensor, originals_index: Tensor | Sequence[int], cand
 def identified(rank: Tensor) -> Tensor:
     """Return, for each rank, whether the original was strictly the nearest candidate."""
     return rank == 1
+
+
+def among_nearest(rank: Tensor, k: int) -> Tensor:
+    """Return, for each rank, whether the very original was among the k nearest candidates.
+
+    The share of records for which it was is the image identifiability precision IIP-k (Hatamizadeh et al. 2023, as the shadow
+    paper defines it). Released code counts neighbours of the same *client* instead, which is another number.
+
+    >>> among_nearest(torch.tensor([1, 3, 4]), 3).tolist()
+    [True, True, False]
+    """
+    if k < 1:
+        raise UsageError(f"k is {k}; look at 1 neighbour at least")
+    return rank <= k
+
+
+def _directions(features: Tensor) -> Tensor:
+    flat = features.detach().double().flatten(1)
+    return flat / flat.norm(dim=1, keepdim=True).clamp_min(1e-300)
 
 
 def _as_near(guesses: Tensor, pool: Tensor, own: Tensor) -> Tensor:

@@ -17,13 +17,14 @@ from torch import Tensor
 
 from gradveil.errors import UsageError
 from gradveil.metrics.base import METRICS, Unavailable
+from gradveil.metrics.identification import IIP
 from gradveil.randomness import Seed
 
 __all__ = ["SHARES", "Values", "bootstrap_median", "summarise", "wilson"]
 
 Values = Tensor | npt.NDArray[Any] | Sequence[float] | Sequence[bool]
 
-SHARES = ("identified", "label_accuracy")
+SHARES = ("identified", "label_accuracy", *(f"iip_{k}" for k in IIP))
 """Names whose values are yes or no for each record; all others are metrics."""
 
 CHUNK_ENTRIES = 2**22

@@ -270,6 +270,7 @@ def _record(record: Fields, hide_label: bool) -> Record:
         rank=record.whole("rank"),
         psnr=record.number("psnr"),
         ssim=record.number("ssim"),
+        lpips=record.number("lpips"),
     )
 
 

@@ -20,6 +20,7 @@ from markupsafe import Markup
 from gradveil.errors import UsageError
 from gradveil.report import numbers, pictures, tables, verdict, words
 from gradveil.report.charts import Axis, frontier_chart, identified_chart, on_frontier, strip
+from gradveil.report.daggers import setting_daggers
 from gradveil.report.load import load_results
 from gradveil.report.results import Cell, Results
 from gradveil.report.training import Training, is_training, load_training
@@ -198,6 +199,7 @@ def _setting(setting: verdict.Setting, varying: Sequence[str], index: int) -> di
         "undefended": setting.undefended,
         "proofs": tables.proofs([(cell, cell.defense.guarantee) for cell in setting.cells]),
         "certificates": tables.certificates(setting.cells),
+        "daggers": setting_daggers(setting),
         "title": words.setting_words(setting.cells[0], varying) if varying else words.setting_words(setting.cells[0]),
         "wide": identified_chart(setting.cells, ident=ident),
         "narrow": identified_chart(setting.cells, narrow=True, ident=ident),

@@ -109,6 +109,7 @@ class Record:
     rank: int | None
     psnr: float | None
     ssim: float | None
+    lpips: float | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -3,11 +3,13 @@
     from gradveil.testing.metrics import METRIC_CHECKS, check_metric
     check_metric(my_metric, my_card)            # raises with every broken promise at once
 
-A check takes the metric and its card, and raises `AssertionError` with one sentence when the promise is broken.
+A check takes the metric and its card, and raises `AssertionError` with one sentence when the promise is broken. What the card
+says the metric needs beside the pair is handed in: as prior, the mean of some other pictures.
 """
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable
 
@@ -41,7 +43,10 @@ def card_is_complete(metric: Metric, card: MetricCard) -> None:
     for field in ("name", "summary", "cost", "weakness", "unit"):
         _require(bool(getattr(card, field).strip()), f"the card has no {field}")
     _require(card.summary.endswith("."), "the summary is not a sentence: it does not end with a full stop")
-    _require(math.isfinite(card.perfect), "the perfect value is not finite, so it cannot be written to JSON")
+    finite = card.perfect is None or math.isfinite(card.perfect)
+    _require(finite, "the perfect value is not finite, so it cannot be written to JSON")
+    unknown = sorted(set(card.needs) - {"prior"})
+    _require(not unknown, f"the card needs {unknown}, which nobody can give; a metric may need a prior")
     _require(bool(card.paper) == bool(card.url), "a paper needs a link, and a link needs a paper")
     _require(not card.url or card.url.startswith("https://"), f"the link {card.url!r} does not start with https://")
     _require(bool(metric.__doc__), "the function has no docstring")
@@ -51,7 +56,7 @@ def one_value_per_example(metric: Metric, card: MetricCard) -> None:
     """(N, ...) in, (N,) out, in double precision and finite, also for N = 1."""
     for count in (1, 4):
         original = _images(count)
-        values = metric(_noisy(original, 0.1), original)
+        values = _handed(metric, card)(_noisy(original, 0.1), original)
         _require(tuple(values.shape) == (count,), f"{count} examples gave shape {tuple(values.shape)} instead of ({count},)")
         _require(values.dtype == torch.float64, f"values are {values.dtype} instead of torch.float64")
         _require(bool(torch.isfinite(values).all()), "a value is not finite")
@@ -59,6 +64,7 @@ def one_value_per_example(metric: Metric, card: MetricCard) -> None:
 
 def inputs_are_untouched(metric: Metric, card: MetricCard) -> None:
     """Neither input is written to, whatever its precision."""
+    metric = _handed(metric, card)
     for dtype in (torch.float32, torch.float64):
         original = _images(2).to(dtype)
         reconstructed = _noisy(original, 0.1)
@@ -70,7 +76,7 @@ def inputs_are_untouched(metric: Metric, card: MetricCard) -> None:
 
 def is_deterministic(metric: Metric, card: MetricCard) -> None:
     """The same inputs give the same bits, and the global generator is left alone."""
-    original = _images(3)
+    metric, original = _handed(metric, card), _images(3)
     reconstructed = _noisy(original, 0.1)
     state = torch.get_rng_state()
     first, second = metric(reconstructed, original), metric(reconstructed, original)
@@ -79,17 +85,30 @@ def is_deterministic(metric: Metric, card: MetricCard) -> None:
 
 
 def equal_inputs_are_perfect(metric: Metric, card: MetricCard) -> None:
-    """Equal inputs give the declared perfect value, and nothing is better than it."""
-    original = _images(3)
-    values = metric(original.clone(), original)
-    _require(bool((values - card.perfect).abs().max() <= 1e-6), f"equal inputs give {values.tolist()} instead of {card.perfect}")
-    for value in metric(_noisy(original, NOISE[0]), original).tolist():
-        _require(not card.better(value, card.perfect), f"a noisy image scores {value}, better than the perfect {card.perfect}")
+    """Equal inputs give the declared perfect value, and nothing is better than it.
+
+    A metric that judges the reconstruction alone need not reach the value, but must not look at the original. Where the perfect
+    value differs from one original to another, equal inputs must not be beaten by noisy ones.
+    """
+    metric, original = _handed(metric, card), _images(3)
+    values, noisy = metric(original.clone(), original), metric(_noisy(original, NOISE[0]), original)
+    if not card.reference:
+        blind = torch.equal(values, metric(original.clone(), original.flip(0)))
+        _require(blind, "the metric looks at the original, and its card says that it judges the reconstruction alone")
+    elif card.perfect is not None:
+        near = bool((values - card.perfect).abs().max() <= 1e-6)
+        _require(near, f"equal inputs give {values.tolist()} instead of {card.perfect}")
+    for value, equal in zip(noisy.tolist(), values.tolist(), strict=True):
+        limit = equal if card.perfect is None else card.perfect
+        beaten = card.ordered and card.better(value, limit)
+        _require(not beaten, f"a noisy image scores {value}, better than the perfect {limit}")
 
 
 def worse_input_is_worse(metric: Metric, card: MetricCard) -> None:
-    """More noise gives a worse value for every example, in the declared direction."""
-    original = _images(4)
+    """More noise gives a worse value for every example, in the declared direction; unless the card warns that it may not."""
+    metric, original = _handed(metric, card), _images(4)
+    if not card.ordered:
+        return
     levels = [metric(_noisy(original, std), original).tolist() for std in NOISE]
     for example, values in enumerate(zip(*levels, strict=True)):
         for std, left, right in zip(NOISE[1:], values, values[1:], strict=False):
@@ -113,7 +132,7 @@ def odd_inputs_survive(metric: Metric, card: MetricCard) -> None:
     }
     for name, (reconstructed, original) in pairs.items():
         try:
-            values = metric(reconstructed, original)
+            values = _handed(metric, card, original)(reconstructed, original)
         except Unavailable as missing:
             _require(len(missing.reason) > 10, f"{name}: refused without a reason")
             continue
@@ -122,7 +141,7 @@ def odd_inputs_survive(metric: Metric, card: MetricCard) -> None:
 
 def batch_equals_one_by_one(metric: Metric, card: MetricCard) -> None:
     """An example's value does not depend on its neighbours or its position."""
-    original = _images(4)
+    metric, original = _handed(metric, card), _images(4)
     reconstructed = torch.cat([_noisy(original[i : i + 1], std) for i, std in enumerate((0.01, 0.05, 0.2, 0.5))])
     together = metric(reconstructed, original)
     alone = torch.cat([metric(reconstructed[i : i + 1], original[i : i + 1]) for i in range(4)])
@@ -135,7 +154,7 @@ def batch_equals_one_by_one(metric: Metric, card: MetricCard) -> None:
 
 def half_precision_is_close(metric: Metric, card: MetricCard) -> None:
     """Half-precision inputs give nearly the values of the same numbers in double precision."""
-    original = _images(3)
+    metric, original = _handed(metric, card), _images(3)
     reconstructed = _noisy(original, 0.1)
     for dtype in (torch.float16, torch.bfloat16):
         rounded = reconstructed.to(dtype), original.to(dtype)
@@ -161,6 +180,12 @@ def _require(condition: bool, message: str) -> None:
     # Raised by hand, because `assert` vanishes under python -O.
     if not condition:
         raise AssertionError(message)
+
+
+def _handed(metric: Metric, card: MetricCard, originals: Tensor | None = None) -> Metric:
+    """Return the metric with what its card needs: as prior, the mean of pictures of the same shape."""
+    prior = _images(8).mean(0) if originals is None else originals.mean(0)
+    return functools.partial(metric, **dict.fromkeys(card.needs, prior)) if card.needs else metric
 
 
 def _images(count: int) -> Tensor:
