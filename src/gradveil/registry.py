@@ -67,10 +67,11 @@ def _plain(value: Any) -> Any:
 class Registry(Generic[T, C]):
     """Named methods of one kind, each with a card of class ``C``."""
 
-    def __init__(self, kind: str, home: str) -> None:
-        """Make a registry of ``kind`` whose methods live in the package ``home``."""
+    def __init__(self, kind: str, home: str, *, hyphens: bool = False) -> None:
+        """Make a registry of ``kind`` whose methods live in the package ``home``; names may hold hyphens where said so."""
         self.kind = kind
         self._home = home
+        self._hyphens = hyphens
         self._entries: dict[str, tuple[T, C]] = {}
         self._loaded = False
 
@@ -80,7 +81,8 @@ class Registry(Generic[T, C]):
         def file(method: T) -> T:
             if card.name in self._entries:
                 raise GradveilError(f"two {self.kind}s are called {card.name!r}; rename one")
-            if not card.name.isidentifier() or card.name != card.name.lower():
+            bare = card.name.replace("-", "_") if self._hyphens else card.name
+            if not bare.isidentifier() or card.name != card.name.lower():
                 raise GradveilError(f"{card.name!r} is no name for a {self.kind}: lower case, digits and underscores only")
             if isinstance(method, type):
                 method.card = card  # type: ignore[attr-defined]
