@@ -43,6 +43,7 @@ class Cell:
         steps: Cap on optimisation steps per recipe; 0 leaves the ensemble's own.
         execution: ``auto``, ``batched``, ``looped``, ``captured``, ``compiled``.
         device: ``cpu`` or ``cuda``.
+        risk: How risk without an attack is scored: ``auto``, ``dense``, ``gram``, ``leading``, or ``off``.
     """
 
     data: str = "photos"
@@ -67,6 +68,7 @@ class Cell:
     steps: int = 0
     execution: str = "auto"
     device: str = "cpu"
+    risk: str = "auto"
 
     @property
     def shares(self) -> str:

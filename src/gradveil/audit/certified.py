@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from gradveil.audit.floors import mean_error_of_cell
 from gradveil.audit.subjects import Subject
 from gradveil.metrics import wilson
 from gradveil.randomness import Seed
@@ -44,7 +45,8 @@ def guarantee_of(subject: Subject) -> Guarantee:
 def certify(subject: Subject) -> dict[str, Any]:
     """Return the certificate of a cell with the matching attack beside it, as plain JSON values."""
     found = certificate_of_cell(subject)
-    return {**found.as_dict(), "matching": matching_attack(subject) if found.identified is not None else None}
+    matching = matching_attack(subject) if found.identified is not None else None
+    return {**found.as_dict(), "matching": matching, "mean_error": mean_error_of_cell(subject).as_dict()}
 
 
 def certificate_of_cell(subject: Subject) -> Certificate:

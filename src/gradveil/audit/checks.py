@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import torch
@@ -13,6 +13,7 @@ from torch import nn
 from gradveil.attacks.referee import Referee, Verdict
 from gradveil.audit.judge import Scored
 from gradveil.audit.subjects import Subject
+from gradveil.metrics import wilson
 from gradveil.models.batch_norm import batch_norm_mode
 from gradveil.records import Reconstruction
 
@@ -21,6 +22,8 @@ __all__ = ["Check", "run_checks"]
 FEW_RECORDS = 16
 FEW_CANDIDATES = 100
 LARGE_REGRET_DB = 3.0
+SURE = 0.999
+"""Of the interval that must lie beyond a certificate: several bounds are looked at in every cell, and chance must not break one."""
 
 
 @dataclass(frozen=True)
@@ -49,6 +52,7 @@ class Evidence:
     selected: Scored
     best: Scored
     nulls: dict[str, Scored]
+    certificate: Mapping[str, Any] = field(default_factory=dict)
 
 
 def run_checks(evidence: Evidence) -> list[Check]:
@@ -66,6 +70,7 @@ def run_checks(evidence: Evidence) -> list[Check]:
         _regret,
         _informed,
         _dropout,
+        _within_certificate,
     )
     return [look(evidence) for look in looks]
 
@@ -249,3 +254,36 @@ def _dropout(evidence: Evidence) -> Check:
             "Training with dropout on leaks a little less.",
         )
     return Check("dropout", "ok", "The model has no dropout.")
+
+
+def _within_certificate(evidence: Evidence) -> Check:
+    """Compare what attackers reached with what is proved that none can: a proof that is beaten rests on something untrue."""
+    found = evidence.certificate
+    if found.get("identified") is None:
+        return Check("within_certificate", "ok", "There is no certificate that an attack could contradict.")
+    psnr = evidence.selected.values["psnr"]
+    assert isinstance(psnr, torch.Tensor)
+    total = len(psnr)
+    matching = found.get("matching") or {"count": 0, "n": total}
+    listed = "an attacker with the list of candidates identified"
+    reached = [
+        ("the attackers identified", int((evidence.selected.rank == 1).sum()), total, float(found["identified"])),
+        (listed, int(matching["count"]), int(matching["n"]), float(found["identified"])),
+        *(
+            (f"the attackers rebuilt at {level} dB or better", int((psnr >= float(level)).sum()), total, float(bound))
+            for level, bound in found.get("psnr", {}).items()
+        ),
+    ]
+    beyond = [
+        f"{who} {count} of {n} records, at least {wilson(count, n, SURE)[0]:.1%}, and no more than {bound:.1%} were possible"
+        for who, count, n, bound in reached
+        if wilson(count, n, SURE)[0] > bound
+    ]
+    if beyond:
+        return Check(
+            "within_certificate",
+            "fail",
+            f"Certificate violated, do not trust it: {'; '.join(beyond)} ({SURE:.1%} interval).",
+            "Either an assumption of the certificate does not hold here, or the defense does not do what it says; report it.",
+        )
+    return Check("within_certificate", "ok", "No attack got beyond what the certificate allows.")

@@ -50,11 +50,12 @@ def code_version(*, attacks: bool = True) -> str:
     """
     digest = hashlib.sha256()
     root = Path(gradveil.__file__).parent
-    rooms = (*TRAINING_ROOMS, "attacks", "metrics") if attacks else TRAINING_ROOMS
+    rooms = (*TRAINING_ROOMS, "attacks", "metrics", "risk") if attacks else TRAINING_ROOMS
     deciding = [path for room in rooms for path in sorted((root / room).glob("*.py"))]
     # Of the audit itself only what decides a number counts: a better plan reader must not make old results worthless.
-    judging = ("cells", "subjects", "measure", "judge", "checks") if attacks else ("trainings",)
+    judging = ("cells", "subjects", "measure", "judge", "checks", "certified", "floors", "risks") if attacks else ("trainings",)
     deciding += [root / "audit" / f"{name}.py" for name in judging]
+    deciding += [root / "risk" / "calibration.json"] if attacks else []
     for path in deciding:
         digest.update(path.name.encode() + path.read_bytes())
     return digest.hexdigest()[:16]

@@ -2,6 +2,7 @@
 
 A limit is compared with the bound of the confidence interval that is worse for the owner of the data, never with the point
 estimate: the upper bound of identified, PSNR and SSIM, the lower bound of MSE. So few records cannot pass a strict limit.
+``invre>0.45`` is about risk without an attack: it fails where some record may score above, and takes the most its score can be.
 
 It applies to every cell except the undefended baseline ``none``, which is there for comparison; where ``none`` is the only
 defense, it applies to that. ``identified[gaussian_noise]>0.05`` applies to cells with that defense, alone or in a chain.
@@ -20,9 +21,11 @@ from gradveil.registry import parse_call, split_chain
 
 __all__ = ["Limit", "Outcome", "Violation", "compare", "enforce", "parse_limit"]
 
-METRICS = {"identified": True, "psnr": True, "ssim": True, "mse": False}
+METRICS = {"identified": True, "psnr": True, "ssim": True, "mse": False, "invre": True}
 """Whether a higher value is a larger leak."""
 
+SHARES = ("identified", "invre")
+"""Those that lie between 0 and 1."""
 GRAMMAR = re.compile(r"\s*(\w+)\s*(?:\[(.*)\])?\s*(>=|<=|>|<|==?)\s*(\S+?)\s*(%?)\s*")
 BASELINE = "none"
 Z = 1.959963984540054
@@ -34,7 +37,7 @@ class Limit:
 
     Attributes:
         text: As the user wrote it.
-        metric: identified, psnr, ssim or mse.
+        metric: identified, psnr, ssim, mse or invre.
         value: What the bound may reach but not pass.
         defense: Name or full spelling of the defense it is meant for; empty for all.
     """
@@ -98,18 +101,24 @@ class Outcome:
         return {"passed": not broken and not self.doubts, "violations": broken, "doubts": list(self.doubts)}
 
 
-def parse_limit(text: str) -> Limit:
+def parse_limit(text: str, known: Sequence[str] = tuple(METRICS)) -> Limit:
     """Read ``metric>number`` or ``metric[defense]>number``; a number may end with ``%``.
+
+    Args:
+        text: What the user wrote.
+        known: Metrics that this run measures.
 
     >>> parse_limit("identified[pruning] > 5%")
     Limit(text='identified[pruning] > 5%', metric='identified', value=0.05, defense='pruning')
     """
     found = GRAMMAR.fullmatch(text)
+    example = {"identified": "identified>0.05", "invre": "invre>0.45"}.get(known[0], f"{known[0]}>20")
     if found is None:
-        raise UsageError(f"cannot read the limit {text!r}; write it as identified>0.05 or identified[gaussian_noise]>0.05")
+        right = f"{example} or {example.replace('>', '[gaussian_noise]>')}"
+        raise UsageError(f"cannot read the limit {text!r}; write it as {right}")
     metric, defense, sign, number, percent = found.groups()
-    if metric not in METRICS:
-        raise UsageError(f"the limit {text!r} names no metric that can be limited{suggest(metric, METRICS)}")
+    if metric not in known:
+        raise UsageError(f"the limit {text!r} names no metric that can be limited here{suggest(metric, known)}, as in {example}")
     higher = METRICS[metric]
     if sign != (">" if higher else "<"):
         right = f"{metric}{'>' if higher else '<'}{number}{percent}"
@@ -119,8 +128,11 @@ def parse_limit(text: str) -> Limit:
         value = float(number) / (100 if percent else 1)
     except ValueError:
         raise UsageError(f"the limit {text!r} has no number after {sign!r}; write it as {metric}{sign}0.05") from None
-    if not math.isfinite(value) or (metric == "identified" and not 0 <= value < 1):
-        raise UsageError(f"the limit {text!r} is out of range; identified is a share from 0 to 1, as in identified>0.05")
+    if not math.isfinite(value) or (metric in SHARES and not 0 <= value < 1):
+        right = "identified is a share from 0 to 1, as in identified>0.05"
+        if metric == "invre":
+            right = "invre is a score from 0 to 1, as in invre>0.45"
+        raise UsageError(f"the limit {text!r} is out of range; {right}")
     return Limit(text, metric, value, (defense or "").strip())
 
 
@@ -178,6 +190,11 @@ def _meant(limit: Limit, cells: Sequence[Mapping[str, Any]]) -> list[Mapping[str
 
 def _bound(limit: Limit, cell: Mapping[str, Any]) -> tuple[float, str]:
     """Return the bound that counts, or a sentence why there is none."""
+    if limit.metric == "invre":
+        # No attack is behind it, so a failed check of the attacks says nothing about it.
+        risk = cell.get("risk") or {"reason": "risk was not scored"}
+        bounds = [float(record["high"]) for record in risk.get("records", ())]
+        return (max(bounds), "") if bounds else (math.nan, f"there is no score of risk ({risk.get('reason', '')})")
     failed = [str(check.get("sentence", "")) for check in cell.get("checks", ()) if check.get("level") == "fail"]
     if failed:
         return math.nan, f"a trust check failed ({failed[0].rstrip('.')})"
@@ -189,6 +206,8 @@ def _bound(limit: Limit, cell: Mapping[str, Any]) -> tuple[float, str]:
 
 
 def _sentence(limit: Limit, cell: Mapping[str, Any], bound: float) -> str:
+    if limit.metric == "invre":
+        return _risk_sentence(limit, cell, bound)
     summary = cell["selected"][limit.metric]
     if limit.metric != "identified":
         side = "at most" if METRICS[limit.metric] else "at least"
@@ -199,3 +218,11 @@ def _sentence(limit: Limit, cell: Mapping[str, Any], bound: float) -> str:
         return f"{_spelling(cell)} is beyond {limit.text}: {told}"
     more = f"audit at least {limit.fewest_records()} records to show less" if limit.value > 0 else "a limit of 0 cannot be shown"
     return f"{_spelling(cell)} may be beyond {limit.text}: {told}; {more}"
+
+
+def _risk_sentence(limit: Limit, cell: Mapping[str, Any], bound: float) -> str:
+    records = cell["risk"]["records"]
+    worst = max(records, key=lambda record: float(record["high"]))
+    beyond = sum(float(record["high"]) > limit.value for record in records)
+    told = f"InvRE of {worst['pseudonym']} is {worst['invre']:.3f}, at most {bound:.3f}"
+    return f"{_spelling(cell)} is beyond {limit.text}: {told}; {beyond} of {len(records)} records"

@@ -17,6 +17,7 @@ from gradveil.audit.cells import CELL_FORMAT, Cell
 from gradveil.audit.certified import certify, guarantee_of
 from gradveil.audit.checks import Evidence, run_checks
 from gradveil.audit.judge import Scored, best_by_truth, null_rows, per_recipe, score, select
+from gradveil.audit.risks import CellRisk, risk_of_cell
 from gradveil.audit.subjects import Subject, build_subject, load_cell_data
 from gradveil.data import Dataset
 from gradveil.defenses import build_defense, parts_of
@@ -73,13 +74,15 @@ def run_cell(
         [r.batch.inputs.to(cell.device) for r in subject.rehearsals],
         found[count:],
     )
-    record, pictures = _judge(subject, ensemble, desk, found[:count], referee)
+    risk = risk_of_cell(subject)
+    record, pictures = _judge(subject, ensemble, desk, found[:count], referee, risk)
     seconds = time.perf_counter() - started
     timing = {
         "key": key,
         "seconds": round(seconds, 3),
         "attack_steps": counter.done,
         "steps_per_second": round(counter.done / max(seconds, 1e-9), 1),
+        "risk_seconds": round(risk.seconds, 3) if risk else 0.0,
         "peak_memory_mb": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024,
         **_latency(subject),
     }
@@ -115,7 +118,12 @@ def attack_all(attacks: Sequence[Attack], observations: Sequence[Observation], d
 
 
 def _judge(
-    subject: Subject, ensemble: Ensemble, desk: Desk, candidates: Sequence[Sequence[Reconstruction]], referee: Referee
+    subject: Subject,
+    ensemble: Ensemble,
+    desk: Desk,
+    candidates: Sequence[Sequence[Reconstruction]],
+    referee: Referee,
+    risk: CellRisk | None,
 ) -> tuple[dict[str, Any], dict[str, Any]]:
     seed = Seed(subject.cell.seed).child("summary")
     chosen = select(subject, candidates, referee)
@@ -131,7 +139,9 @@ def _judge(
     selected, best = rows["selected"], rows["best_by_truth"]
     assert selected is not None and best is not None
     nulls = null_rows(subject, ensemble, desk, len(candidates[0]), selected)
-    evidence = Evidence(subject, candidates, kept, verdicts, referee, selected, best, nulls)
+    certificate = certify(subject)
+    evidence = Evidence(subject, candidates, kept, verdicts, referee, selected, best, nulls, certificate)
+    records = _records(subject, selected, best, kept)
     record = {
         "cell": {**subject.cell.as_dict(), "ensemble": ensemble.name, "threads": torch.get_num_threads()},
         "defense": _describe_defense(subject),
@@ -144,16 +154,23 @@ def _judge(
         "attackers": per_recipe(subject, candidates, referee, kept, seed),
         "nulls": {name: null.summary(seed.child("null", name)) for name, null in nulls.items()},
         "bar": _bar(nulls, seed),
-        "records": _records(subject, selected, best, kept),
+        "records": records,
         "checks": [check.as_dict() for check in run_checks(evidence)],
         "bytes": _bytes(subject),
-        "certificate": certify(subject),
-        "risk": None,
+        "certificate": certificate,
+        "risk": _risk(risk, records, rows, selected) if risk else None,
     }
     pictures = {name: row.images.numpy().astype(np.float32) for name, row in rows.items() if row is not None}
     pictures["original"] = torch.cat([t.batch.inputs for t in subject.targets]).numpy().astype(np.float32)
     pictures |= {f"null_{name}": nulls[name].images.numpy().astype(np.float32) for name in ("grey", "data_mean", "prior_only")}
     return record, pictures
+
+
+def _risk(risk: CellRisk, records: Sequence[dict[str, Any]], rows: dict[str, Scored | None], selected: Scored) -> dict[str, Any]:
+    """Return the scores beside the error of the attackers who know the defense; where there are none, of those there are."""
+    informed = rows["informed"]
+    errors = (informed or selected).column("mse")
+    return risk.as_dict([str(record["pseudonym"]) for record in records], errors, "informed" if informed else "plain")
 
 
 def _regret(selected: Scored, best: Scored) -> dict[str, Any]:

@@ -51,6 +51,7 @@ class Plan:
         steps: Cap on optimisation steps per recipe; 0 leaves the ensemble's own.
         device: ``auto``, ``cpu`` or ``cuda``.
         execution: ``auto``, ``batched``, ``looped``, ``captured`` or ``compiled``.
+        risk: How risk without an attack is scored: ``auto``, ``dense``, ``gram``, ``leading``; ``off`` leaves it out.
         fail_if: Limits; see `gradveil.audit.limits`.
         out: Folder for results, or empty.
         data: Built-in names or paths.
@@ -79,6 +80,7 @@ class Plan:
     steps: int = 0
     device: str = "auto"
     execution: str = "auto"
+    risk: str = "auto"
     fail_if: tuple[str, ...] = ()
     out: str = ""
     data: tuple[str, ...] = ("photos",)
@@ -225,6 +227,8 @@ class Plan:
         defenses = self.defenses() if self.fail_if else []
         for text in self.fail_if:
             limit = parse_limit(text)
+            if limit.metric == "invre" and self.risk == "off":
+                raise UsageError(f"the limit {text!r} needs scores of risk, and risk is off; set it to auto")
             if not any(limit.covers(spelling) for spelling in defenses):
                 raise UsageError(
                     f"the limit {text!r} fits none of the defenses {', '.join(defenses)}; name one of them in brackets"
@@ -310,6 +314,7 @@ class Plan:
             "known_labels": self.known_labels,
             "steps": self.steps,
             "execution": self.execution,
+            "risk": self.risk,
             "device": find_device(self.device),
         }
         cells = [

@@ -23,6 +23,7 @@ __all__ = ["KEYS", "SECTIONS", "Key", "read_document", "read_value", "start_at",
 Reader = Callable[[str, Any], Any]
 DEVICES = ("auto", "cpu", "cuda")
 EXECUTIONS = ("auto", "batched", "looped", "captured", "compiled")
+RISKS = ("auto", "off", "dense", "gram", "leading")
 LARGEST = 2**53
 
 
@@ -97,6 +98,11 @@ def _choice(*choices: str) -> Reader:
     return read
 
 
+def _risk(place: str, value: Any) -> str:
+    """A mode, or true and false for the usual one and none."""
+    return ("off", "auto")[value] if isinstance(value, bool) else _choice(*RISKS)(place, value)
+
+
 def _key(section: str, name: str, read: Reader, meaning: str, *, field: str = "", many: bool = False) -> Key:
     return Key(section, name, read, meaning, field or name, many)
 
@@ -109,6 +115,7 @@ KEYS = (
     _key("audit", "steps", _whole(0), "cap on optimisation steps per recipe; 0 leaves the ensemble's own"),
     _key("audit", "device", _choice(*DEVICES), "auto takes a GPU if there is one"),
     _key("audit", "execution", _choice(*EXECUTIONS), "how attacks are batched; auto decides by device and model"),
+    _key("audit", "risk", _risk, "scores of exposure without an attack: auto, off, or a mode (dense, gram, leading)"),
     _key("audit", "fail_if", _named, "limits such as identified>0.05; above one, the exit code is 1", many=True),
     _key("audit", "out", _text, "folder for results"),
     _key("data", "source", _named, "built-in name, .npz, .npy, IDX or folder of pictures", field="data", many=True),

@@ -24,7 +24,8 @@ DEFENSE_HELP = (
     "Defense or chain, as in 'clipping(bound=1.0) + gaussian_noise(std=0.01)'; name:ladder runs all its strengths; repeatable."
 )
 UTILITY_HELP = "Also train this many federated rounds with every defense, to measure accuracy, bytes and time."
-LIMIT_HELP = "Exit with 1 if the upper confidence bound is beyond, as in 'identified>0.05'; repeatable."
+LIMIT_HELP = "Exit with 1 if the upper confidence bound is beyond, as in 'identified>0.05' or 'invre>0.45'; repeatable."
+RISK_HELP = "Exposure without an attack, in every cell: auto, off, or a mode (dense, gram, leading)."
 
 
 def audit(
@@ -40,6 +41,7 @@ def audit(
     ensemble: Annotated[Texts, typer.Option(help="quick, standard, or one attack; repeatable.")] = None,
     records: Annotated[int | None, typer.Option(help="How many records are attacked.")] = None,
     utility: Annotated[int | None, typer.Option(metavar="ROUNDS", help=UTILITY_HELP)] = None,
+    risk: Annotated[str | None, typer.Option(metavar="MODE", help=RISK_HELP)] = None,
     out: Annotated[Path | None, typer.Option(metavar="DIR", help="Folder for results; the same folder continues a run.")] = None,
     seed: Annotated[int | None, typer.Option(help="Root of all randomness.")] = None,
     device: Annotated[str | None, typer.Option(help="auto, cpu or cuda.")] = None,
@@ -71,6 +73,7 @@ def audit(
         "records": records,
         "seed": seed,
         "device": device,
+        "risk": risk,
         "fail_if": fail_if,
     }
     if workers is not None and workers < 1:

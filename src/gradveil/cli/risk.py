@@ -13,6 +13,7 @@ from gradveil.cli.output import AsJson, console, note, print_json
 from gradveil.errors import UsageError, suggest
 
 if TYPE_CHECKING:
+    from gradveil.audit.limits import Limit, Outcome
     from gradveil.data import Dataset
     from gradveil.risk.exposure import Assessment
 
@@ -60,10 +61,10 @@ def risk(
     models = model or ["lenet"]
     if weights and len(models) > 1:
         raise UsageError("--weights belong to one model; score models with weights one at a time")
+    from gradveil.audit.limits import enforce, parse_limit
     from gradveil.risk.calibration import read_alpha
-    from gradveil.risk.gates import enforce_risk, parse_risk_limit
 
-    limits = [parse_risk_limit(text) for text in fail_if or []]
+    limits = [parse_limit(text, ("invre",)) for text in fail_if or []]
     centre = read_alpha(alpha)
     base = {
         "data": data,
@@ -88,7 +89,7 @@ def risk(
         _print(found, result, out)
         if calibrated is not None:
             typer.echo(f"alpha = {calibrated['alpha']:.4f} over {calibrated['records']} undefended records")
-    enforce_risk(limits, found)
+    enforce(_outcome(limits, found))
 
 
 def _assess(
@@ -127,6 +128,26 @@ def _assess(
                 )
             )
     return dataset, found
+
+
+def _outcome(limits: Sequence[Limit], found: Sequence[Assessment]) -> Outcome:
+    """Compare model by model, so that the undefended baseline of each stands beside its own defenses."""
+    from gradveil.audit.limits import Outcome, compare
+
+    groups = [[_as_cell(each) for each in found if each.model == name] for name in dict.fromkeys(each.model for each in found)]
+    parts = [compare(limits, group) for group in groups]
+    violations = tuple(violation for part in parts for violation in part.violations)
+    doubts = tuple(dict.fromkeys(doubt for part in parts for doubt in part.doubts))
+    return Outcome(violations, doubts, sum(part.judged for part in parts))
+
+
+def _as_cell(each: Assessment) -> dict[str, Any]:
+    """Return an assessment in the form of an audit's cell, which limits are compared with; records go by their row."""
+    records = [
+        {"pseudonym": f"row {record.row} under {each.model}", "invre": record.risk.invre, "high": record.risk.high}
+        for record in each.records
+    ]
+    return {"cell": {"defense": each.defense}, "risk": {"records": records}}
 
 
 def _progress(name: str, records: int, quiet: bool) -> Callable[[int], None] | None:

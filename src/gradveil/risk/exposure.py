@@ -10,7 +10,7 @@ What a defense does enters in three ways, all taken from the attacker who knows 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, MutableMapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -41,12 +41,14 @@ class DefendedRelease:
         data_noise: Standard deviation of noise on the input.
         shared_noise: Standard deviation of noise on what is sent.
         notes: What the linearisation does not see, in sentences.
+        plain: Whether the Jacobian is that of the update without the defense.
     """
 
     jacobian: Jacobian
     data_noise: float
     shared_noise: float
     notes: tuple[str, ...]
+    plain: bool = False
 
 
 @dataclass(frozen=True)
@@ -174,7 +176,7 @@ def defended_release(
     notes = _notes(defense, adversary.matches_plainly, adversary.incomplete_for(observation), data_noise, known_noise)
     if adversary.matches_plainly and not learner.noise:
         jacobian = gradient_jacobian(learner, record, target, dtype=dtype)
-        return DefendedRelease(jacobian, data_noise, known_noise or 0.0, notes)
+        return DefendedRelease(jacobian, data_noise, known_noise or 0.0, notes, plain=True)
     evidence = tensors.to(adversary.evidence(observation, 0), dtype)
     variables = tensors.to(adversary.variables(observation, seed.child("risk").generator("unknowns", device=device)), dtype)
     precise = learner.to(dtype)
@@ -206,13 +208,14 @@ def assess(
     *,
     alpha: float,
     beta: float = BETA,
-    mode: str = "auto",
+    mode: str | Callable[[Jacobian], str] = "auto",
     gap_rule: str = "merge",
     noise_form: str = "paper",
     model: str = "",
     rows: Sequence[int] | None = None,
     seed: Seed | None = None,
     progress: Callable[[int], None] | None = None,
+    known: MutableMapping[Hashable, Spectrum] | None = None,
 ) -> Assessment:
     """Return the risk of every record of a batch, each by itself.
 
@@ -222,24 +225,31 @@ def assess(
         defense: What protects them.
         alpha: Centre of the logistic; see `gradveil.risk.calibration`.
         beta: Its steepness.
-        mode: auto, dense, gram or leading.
+        mode: auto, dense, gram or leading, or a function that chooses one for a Jacobian.
         gap_rule: merge, clamp or strict.
         noise_form: paper or inverse; see `gradveil.risk.invre.risk_score`.
         model: Spelling, for the record.
         rows: Rows of the records in their data set.
         seed: Root of all randomness.
         progress: Called with the number of finished records.
+        known: Spectra of this learner's undefended updates, by row: read where one is there, filled where not. Defenses that
+            only add noise leave the Jacobian as it is, so one decomposition serves all of them.
     """
     seed = seed or Seed(0)
     found = []
     for index in range(len(batch)):
         own = seed.child("risk", index)
         release = defended_release(learner, batch.inputs[index], batch.targets[index], defense, own)
-        chosen = choose_mode(release.jacobian) if mode == "auto" else mode
+        chosen = mode(release.jacobian) if callable(mode) else choose_mode(release.jacobian) if mode == "auto" else mode
         if chosen == "leading":
             # Single precision suffices: what Lanczos needs of a product is far below the error of the extrapolated tail.
             release = defended_release(learner, batch.inputs[index], batch.targets[index], defense, own, dtype=torch.float32)
-        measured = spectrum(release.jacobian, mode=chosen, seed=own)
+        row = index if rows is None else rows[index]
+        measured = known.get((row, chosen)) if known is not None and release.plain else None
+        if measured is None:
+            measured = spectrum(release.jacobian, mode=chosen, seed=own)
+            if known is not None and release.plain:
+                known[row, chosen] = measured
         score = risk_score(
             measured,
             alpha=alpha,
@@ -249,7 +259,6 @@ def assess(
             shared_noise=release.shared_noise,
             noise_form=noise_form,
         )
-        row = index if rows is None else rows[index]
         found.append(_record(row, batch.targets[index], release, measured, score))
         if progress is not None:
             progress(index + 1)

@@ -29,6 +29,29 @@ CERTIFICATE = {
     **{"noise_multiplier": MAYBE, "steps": int, "sampling_rate": NUMBER, "epsilon": MAYBE, "delta": MAYBE},
     **{"candidates": int, "chance": MAYBE, "label_known": bool, "confidence": NUMBER},
     **{"assumptions": [str], "reason": str, "sentence": str, "matching": (PART, None)},
+    "mean_error": (
+        {"mse": None, "reason": str},
+        {
+            **{"mse": NUMBER, "low": MAYBE, "high": MAYBE, "psnr": MAYBE, "n": int, "form": str, "confidence": NUMBER},
+            **{"smoothing": NUMBER, "noise_std": NUMBER, "reason": ""},
+        },
+    ),
+}
+SIDE = {
+    **{"mean": NUMBER, "worst": NUMBER, "high": NUMBER, "mode": str},
+    "bands": {"minimal": int, "moderate": int, "high": int},
+}
+COEFFICIENT = ({"value": NUMBER, "p": NUMBER}, None)
+RISK = {
+    **{"reason": "", "meaning": str, "alpha": NUMBER, "beta": NUMBER, "gap_rule": str, "noise_form": str, "notes": [str]},
+    **{"defended": SIDE, "undefended": SIDE},
+    "records": [
+        {
+            **{"pseudonym": str, "invre": NUMBER, "low": NUMBER, "high": NUMBER, "score": NUMBER, "band": str},
+            **{"undefended": NUMBER, "error": MAYBE},
+        }
+    ],
+    "correlation": {"attack": str, "pearson": COEFFICIENT, "spearman": COEFFICIENT, "n": int},
 }
 CELL: dict[str, Any] = {
     "format": "gradveil-cell-1",
@@ -76,11 +99,11 @@ CELL: dict[str, Any] = {
     "checks": [{"name": str, "level": ("ok", "warn", "fail"), "sentence": str, "remedy": str}],
     "bytes": {"up": int, "dense": int},
     "certificate": CERTIFICATE,
-    "risk": None,
+    "risk": (RISK, {"reason": str, "meaning": str}, None),
 }
 TIMING = {
     **{"key": str, "seconds": NUMBER, "attack_steps": int, "steps_per_second": NUMBER},
-    **{"peak_memory_mb": int, "defense_ms": NUMBER, "undefended_ms": NUMBER},
+    **{"risk_seconds": NUMBER, "peak_memory_mb": int, "defense_ms": NUMBER, "undefended_ms": NUMBER},
 }
 RUN: dict[str, Any] = {
     "format": "gradveil-run-1",

@@ -103,6 +103,18 @@ def with_candidates_and_records(records: int, candidates: int) -> Evidence:
     return dataclasses.replace(healthy(), subject=fewer)
 
 
+def with_certificate(identified: float | None, psnr: float = 1.0, matching: int | None = None) -> Evidence:
+    """All 16 records were identified and rebuilt at 30 dB or better, whatever is said to be possible."""
+    listed = None if matching is None else {"count": matching, "n": 16}
+    return dataclasses.replace(healthy(), certificate={"identified": identified, "psnr": {"25": psnr}, "matching": listed})
+
+
+def with_matching_alone(count: int) -> Evidence:
+    """The ensemble found nothing, and the attacker with the list of candidates ``count`` of 16."""
+    nothing = chosen_instead(lambda i: torch.full_like(near(i), 0.5))
+    return dataclasses.replace(nothing, certificate=with_certificate(0.1, matching=count).certificate)
+
+
 NAN = float("nan")
 FIRING: list[tuple[str, str, Callable[[], Evidence]]] = [
     ("matching_loss_fell", "fail", lambda: with_candidates(1.0, best_loss=1.0)),
@@ -121,6 +133,9 @@ FIRING: list[tuple[str, str, Callable[[], Evidence]]] = [
     ("regret", "warn", lambda: chosen_instead(lambda i: near(i, 0.2))),
     ("informed_complete", "warn", with_partial_adversary),
     ("dropout", "warn", lambda: with_model(nn.Sequential(nn.Linear(2, 2), nn.Dropout(0.5)))),
+    ("within_certificate", "fail", lambda: with_certificate(0.25)),
+    ("within_certificate", "fail", lambda: with_certificate(1.0, psnr=0.25)),
+    ("within_certificate", "fail", lambda: with_matching_alone(15)),
 ]
 
 
@@ -167,6 +182,9 @@ def test_the_mode_of_batch_norm_is_said() -> None:
         ("enough_records", lambda: with_candidates_and_records(16, 256)),
         ("enough_candidates", lambda: with_candidates_and_records(16, 100)),
         ("dropout", lambda: with_model(nn.Sequential(nn.Linear(2, 2), nn.Dropout(0.0)))),
+        ("within_certificate", lambda: with_certificate(None)),
+        ("within_certificate", lambda: with_certificate(0.62, psnr=0.62, matching=16)),  # 16 of 16 show at least 59.6 %
+        ("within_certificate", lambda: with_matching_alone(2)),
     ],
 )
 def test_near_misses_do_not_fire(name: str, make: Callable[[], Evidence]) -> None:

@@ -31,6 +31,27 @@ def outcome(text: str, *cells: dict[str, Any]) -> tuple[list[str], int]:
     return [], 0
 
 
+def scored(defense: str, *highs: float, fail: bool = False, reason: str = "") -> dict[str, Any]:
+    records = [{"pseudonym": f"r-{i}", "invre": high - 0.01, "high": high} for i, high in enumerate(highs)]
+    return {**cell(defense, fail=fail), "risk": {"records": records} if highs else {"reason": reason}}
+
+
+def test_risk_is_gated_by_the_most_its_worst_record_may_score() -> None:
+    assert outcome("invre>0.45", scored("none", 0.6), scored("pruning", 0.3, 0.44)) == ([], 0)
+    assert outcome("invre>0.45", scored("none", 0.6)) == (["none"], 1)
+    assert outcome("invre[pruning]>45%", scored("none", 0.6), scored("pruning", 0.3, 0.46)) == (["pruning"], 1)
+    # Attacks that went wrong say nothing about a score without an attack.
+    assert outcome("invre>0.45", scored("pruning", 0.46, fail=True)) == (["pruning"], 1)
+    found = compare([parse_limit("invre>0.45")], [scored("pruning", 0.46, 0.5, 0.1)])
+    assert "InvRE of r-1 is 0.490, at most 0.500; 2 of 3 records" in found.violations[0].sentence
+
+
+def test_without_scores_a_limit_on_risk_cannot_be_judged() -> None:
+    for without in (scored("pruning", reason="BatchNorm"), {**cell("pruning"), "risk": None}):
+        assert outcome("invre>0.45", without) == ([], 3)
+    assert "BatchNorm" in compare([parse_limit("invre>0.45")], [scored("pruning", reason="BatchNorm")]).doubts[0]
+
+
 @pytest.mark.parametrize(
     ("text", "metric", "value", "defense"),
     [
@@ -45,6 +66,7 @@ def outcome(text: str, *cells: dict[str, Any]) -> tuple[list[str], int]:
         ),
         ("psnr>20", "psnr", 20.0, ""),
         ("mse<1e-3", "mse", 0.001, ""),
+        ("invre[none]>0.45", "invre", 0.45, "none"),
     ],
 )
 def test_a_limit_is_read(text: str, metric: str, value: float, defense: str) -> None:
@@ -57,7 +79,7 @@ def test_a_limit_is_read(text: str, metric: str, value: float, defense: str) -> 
         ("identified", "write it as identified>0.05"),
         ("", "write it as identified>0.05"),
         ("identifed>0.05", "did you mean 'identified'?"),
-        ("lpips<0.1", "known: identified, mse, psnr, ssim"),
+        ("lpips<0.1", "known: identified, invre, mse, psnr, ssim"),
         ("identified<0.05", "a higher identified is a larger leak; write identified>0.05"),
         ("identified>=0.05", "write identified>0.05"),
         ("mse>0.1", "a lower mse is a larger leak; write mse<0.1"),

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Hashable
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -11,16 +12,15 @@ import torch
 
 from gradveil.cli import main
 from gradveil.defenses import ClientView, Defense, DefenseCard, State, build_defense
-from gradveil.errors import LeakAboveLimit, Unreliable, UsageError
+from gradveil.errors import UsageError
 from gradveil.learning import Learner, loss_by_name
 from gradveil.models import build_model
 from gradveil.randomness import Seed
 from gradveil.records import Batch, Update
 from gradveil.risk.calibration import built_in_calibration, calibrate, read_alpha
 from gradveil.risk.exposure import Assessment, assess, defended_release
-from gradveil.risk.gates import enforce_risk, parse_risk_limit
 from gradveil.risk.invre import risk_score
-from gradveil.risk.spectra import spectrum
+from gradveil.risk.spectra import Spectrum, spectrum
 
 SHAPE = (1, 6, 6)
 BATCH = Batch(torch.rand((3, *SHAPE), generator=Seed(1).generator("inputs")), torch.tensor([0, 1, 2]))
@@ -132,16 +132,44 @@ def test_the_packaged_alpha_says_where_it_is_from(tmp_path: Path) -> None:
             read_alpha(wrong)
 
 
-def test_limits_are_read_and_enforced() -> None:
-    found = [scored("none"), scored("gaussian_noise(std=10.0)", form="inverse")]
-    enforce_risk([parse_risk_limit("invre>0.4")], found)  # the baseline does not count beside a defense
-    with pytest.raises(LeakAboveLimit, match="row"):
-        enforce_risk([parse_risk_limit("invre>0.1")], found[:1])
-    with pytest.raises(Unreliable, match="fits no defense"):
-        enforce_risk([parse_risk_limit("invre[pruning]>0.4")], found)
-    for wrong in ("invre<0.4", "invre>x", "psnr>20", "invre>7"):
-        with pytest.raises(UsageError, match=r"invre>0\.45"):
-            parse_risk_limit(wrong)
+def test_a_spectrum_is_made_once_for_all_defenses_that_only_add_noise() -> None:
+    known: dict[Hashable, Spectrum] = {}
+    noisy, plain, pruned = (
+        assess(learner(), BATCH, build_defense(spelling), alpha=0.9, known=known)
+        for spelling in ("gaussian_noise(std=10.0)", "none", "pruning(rate=0.5)")
+    )
+    assert len(known) == len(BATCH)  # none of the pruned ones
+    assert [record.risk for record in plain.records] == [record.risk for record in scored("none").records]
+    assert [record.risk for record in noisy.records] == [record.risk for record in scored("gaussian_noise(std=10.0)").records]
+    assert pruned.mean != plain.mean
+
+
+def test_the_mode_may_be_chosen_record_by_record() -> None:
+    found = assess(learner(), BATCH, build_defense("none"), alpha=0.9, mode=lambda jacobian: "gram")
+    assert {record.mode for record in found.records} == {"gram"}
+
+
+@pytest.mark.parametrize(
+    ("limits", "code"),
+    [
+        (["invre>0.9"], 0),
+        (["invre[none]>0.01"], 1),
+        (["invre>0.0001"], 1),
+        (["invre[pruning]>0.4"], 3),
+        (["invre<0.4"], 2),
+        (["invre>x"], 2),
+        (["psnr>20"], 2),
+        (["invre>7"], 2),
+    ],
+)
+def test_the_command_is_gated(limits: list[str], code: int, capsys: pytest.CaptureFixture[str]) -> None:
+    base = ["risk", "--data", "digits", "--records", "2", "--quiet", "--model", "mlp(hidden=[8])", "--model", "mlp(hidden=[4])"]
+    asked = [word for text in limits for word in ("--fail-if", text)]
+    assert main([*base, "--defense", "gaussian_noise(std=0.01)", *asked]) == code
+    said = capsys.readouterr().err
+    assert code == 0 or (said.count("\n") == 1 and "invre" in said)
+    # Every model is judged, each record is named by its row.
+    assert code != 1 or ("under mlp(hidden=[8])" in said and "under mlp(hidden=[4])" in said and "InvRE of row" in said)
 
 
 def test_the_command_scores_ranks_writes_and_gates(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

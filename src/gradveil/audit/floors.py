@@ -1,0 +1,139 @@
+"""The least mean error that any attacker of a cell can have, where Gaussian noise covers the release (Van Trees).
+
+No clipping is needed, so this exists for plain ``gaussian_noise`` too. It is about the *mean* over records drawn from the
+candidates and smoothed with N(0, `SMOOTHING`²), as the theorem needs a density; a single record can be rebuilt far better.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import torch
+
+from gradveil.audit.subjects import Subject, build_learner
+from gradveil.defenses import parts_of
+from gradveil.defenses.base import Defense
+from gradveil.defenses.clipping import Clipping
+from gradveil.defenses.dp_sgd import DPSGD
+from gradveil.defenses.gaussian_noise import GaussianNoise
+from gradveil.defenses.none import NoDefense
+from gradveil.errors import GradveilError
+from gradveil.randomness import Seed
+from gradveil.risk.exposure import defended_release
+from gradveil.risk.jacobians import Jacobian
+from gradveil.risk.mean_error import MeanErrorBound, mean_error_bound, mean_error_from_spectra, smoothed_score
+from gradveil.risk.spectra import DENSE_ENTRIES
+
+__all__ = ["SMOOTHING", "Floor", "mean_error_of_cell"]
+
+SMOOTHING = 0.1
+"""τ of the prior, in units of the input's range; no floor can be above τ², that is 20 dB."""
+INPUTS = 32
+"""Inputs over which the mean information is taken; its interval says what that leaves open."""
+PROBES = 16
+"""Random directions for the trace of Jᵀ J; their scatter is part of the interval."""
+
+
+@dataclass(frozen=True)
+class Floor:
+    """The least mean squared error per entry of any attacker, or why there is none.
+
+    Attributes:
+        bound: The floor with its interval over inputs.
+        noise_std: Standard deviation of the noise on the release.
+        reason: Why there is none; empty where there is one.
+    """
+
+    bound: MeanErrorBound | None = None
+    noise_std: float = 0.0
+    reason: str = ""
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return plain JSON values; the PSNR is that of the lower end, the most that is sure."""
+        if self.bound is None:
+            return {"mse": None, "reason": self.reason}
+        sure = replace(self.bound, value=self.bound.value if self.bound.low is None else self.bound.low)
+        return {
+            "mse": self.bound.value,
+            "low": self.bound.low,
+            "high": self.bound.high,
+            "psnr": sure.psnr,
+            "n": self.bound.n,
+            "form": self.bound.form,
+            "confidence": self.bound.confidence,
+            "smoothing": SMOOTHING,
+            "noise_std": self.noise_std,
+            "reason": "",
+        }
+
+
+def mean_error_of_cell(subject: Subject) -> Floor:
+    """Return the floor under the mean error of a cell whose updates hold one record each, or why there is none."""
+    reason = _why_not(subject)
+    if reason:
+        return Floor(reason=reason)
+    seed = Seed(subject.cell.seed).child("mean error")
+    try:
+        learner = build_learner(subject.cell, subject.dataset, subject.defense)
+        return _floor(subject, learner, seed)
+    except GradveilError as error:
+        return Floor(reason=str(error))
+
+
+def _why_not(subject: Subject) -> str:
+    cell, parts = subject.cell, [part for part in parts_of(subject.defense) if not isinstance(part, NoDefense)]
+    noisy = [index for index, part in enumerate(parts) if _adds_gaussian_noise(part)]
+    if not noisy:
+        return "the release carries no Gaussian noise"
+    before = parts[: noisy[0]]
+    if len(noisy) > 1 or noisy[0] != len(parts) - 1 or not all(isinstance(part, Clipping) for part in before):
+        return "only one Gaussian noise at the end, after nothing but clipping, has a smooth law that is known"
+    if cell.batch_size * cell.clients > 1 or cell.rounds > 1:
+        return "it is counted for one record in one update only"
+    if isinstance(parts[-1], DPSGD) and cell.shares != "gradient":
+        return "noise in each local step bends the path of the next, so the law of the update is not Gaussian"
+    return ""
+
+
+def _adds_gaussian_noise(part: Defense) -> bool:
+    return (isinstance(part, GaussianNoise) and part.std > 0) or (isinstance(part, DPSGD) and part.noise_multiplier > 0)
+
+
+def _floor(subject: Subject, learner: Any, seed: Seed) -> Floor:
+    count = min(INPUTS, len(subject.candidates))
+    noise = torch.randn(subject.candidates[:count].shape, generator=seed.generator("smoothing"))
+    smoothed = subject.candidates[:count] + SMOOTHING * noise
+    grams, traces, std = [], [], 0.0
+    for index in range(count):
+        own = seed.child(index)
+        release = defended_release(
+            learner, smoothed[index], subject.candidate_labels[index], subject.defense, own, dtype=torch.float32
+        )
+        std = release.shared_noise
+        if release.jacobian.inputs * release.jacobian.outputs <= DENSE_ENTRIES:
+            grams.append(_gram(release.jacobian))
+        else:
+            traces.append(_trace(release.jacobian, own))
+    size = subject.candidates[0].numel()
+    if grams:
+        bound = mean_error_bound(grams, noise_std=std, score=smoothed_score(size, SMOOTHING))
+    else:
+        # One singular value with the whole trace: this form needs no more than the sum of their squares.
+        roots = [[math.sqrt(trace)] for trace in traces]
+        bound = mean_error_from_spectra(roots, dimension=size, noise_std=std, score_trace=size / SMOOTHING**2)
+    return Floor(bound, std)
+
+
+def _gram(jacobian: Jacobian) -> np.ndarray[Any, np.dtype[np.float64]]:
+    columns = jacobian.push(torch.eye(jacobian.inputs, dtype=jacobian.at.dtype, device=jacobian.at.device)).double()
+    gram: np.ndarray[Any, np.dtype[np.float64]] = (columns @ columns.T).cpu().numpy()
+    return gram
+
+
+def _trace(jacobian: Jacobian, seed: Seed) -> float:
+    """Estimate tr JᵀJ without bias, from ‖J v‖² along random v."""
+    probes = torch.randn((PROBES, jacobian.inputs), generator=seed.generator("probes")).to(jacobian.at)
+    return float(jacobian.push(probes).double().square().sum() / PROBES)

@@ -1,0 +1,191 @@
+"""The risk of every attacked record without an attack: InvRE with and without the defense, and how well it foretold the error.
+
+Scores are those of each record alone in one update, whatever the batch, the clients and the rounds of the cell. Where a defense
+only adds noise, the decomposition behind its score is that of the undefended update, so each is made once per process and used by
+all cells with the same model, weights and records. It is the same numbers either way, and a resumed run gives the same bits.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import time
+from collections import defaultdict
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from scipy import stats
+
+from gradveil.audit.cells import Cell
+from gradveil.audit.subjects import Subject, build_learner
+from gradveil.defenses import build_defense
+from gradveil.errors import GradveilError
+from gradveil.learning import Learner
+from gradveil.randomness import Seed
+from gradveil.records import Batch
+from gradveil.risk.calibration import read_alpha
+from gradveil.risk.exposure import Assessment, assess
+from gradveil.risk.invloss import MEANING
+from gradveil.risk.invre import BETA
+from gradveil.risk.jacobians import Jacobian
+from gradveil.risk.spectra import Spectrum, choose_mode
+
+__all__ = ["CellRisk", "correlate", "quick_mode", "risk_of_cell"]
+
+OFF = "off"
+EXACT_INPUTS = 1024
+"""Largest input whose m × m matrix is decomposed in an audit unless the plan asks for it; beyond, leading values are faster."""
+FEWEST = 3
+"""Records that a correlation needs."""
+_known: defaultdict[Hashable, dict[Hashable, Spectrum]] = defaultdict(dict)
+MOST_KNOWN = 16
+"""Models whose spectra are remembered."""
+
+
+@dataclass(frozen=True)
+class CellRisk:
+    """The scores of a cell's records, or why there are none.
+
+    Attributes:
+        defended: With the cell's defense.
+        undefended: Without.
+        alpha: Centre of the score.
+        reason: Why there are no scores; empty where there are.
+        note: What the setting means for them, as where an update holds several records.
+        seconds: Time this cell spent on them.
+    """
+
+    defended: Assessment | None = None
+    undefended: Assessment | None = None
+    alpha: float = 0.0
+    reason: str = ""
+    note: str = ""
+    seconds: float = 0.0
+
+    def as_dict(self, names: Sequence[str], errors: Sequence[float | None], attack: str) -> dict[str, Any]:
+        """Return plain JSON values without times, which differ from run to run.
+
+        Args:
+            names: Pseudonyms of the records, in their order.
+            errors: Mean squared error of the best attack on each.
+            attack: Whose error that is: ``informed``, or ``plain`` where there was no informed attacker.
+        """
+        if self.defended is None or self.undefended is None:
+            return {"reason": self.reason, "meaning": MEANING}
+        scores = [record.risk for record in self.defended.records]
+        rows = [
+            {
+                "pseudonym": name,
+                "invre": own.invre,
+                "low": own.low,
+                "high": own.high,
+                "score": own.score,
+                "band": own.band,
+                "undefended": bare.risk.invre,
+                "error": error,
+            }
+            for name, own, bare, error in zip(names, scores, self.undefended.records, errors, strict=True)
+        ]
+        return {
+            "reason": "",
+            "meaning": MEANING,
+            "alpha": self.alpha,
+            "beta": BETA,
+            "gap_rule": scores[0].gap_rule,
+            "noise_form": "paper",
+            "defended": _side(self.defended),
+            "undefended": _side(self.undefended),
+            "records": rows,
+            "correlation": {"attack": attack, **correlate([own.invre for own in scores], errors)},
+            "notes": list(dict.fromkeys(([self.note] if self.note else []) + [*self.defended.notes, *self.undefended.notes])),
+        }
+
+
+def _side(found: Assessment) -> dict[str, Any]:
+    bands = [record.risk.band for record in found.records]
+    return {
+        "mean": found.mean,
+        "worst": found.worst.risk.invre,
+        "high": max(record.risk.high for record in found.records),
+        "mode": "+".join(sorted({record.mode for record in found.records})),
+        "bands": {name: bands.count(name) for name in ("minimal", "moderate", "high")},
+    }
+
+
+def quick_mode(jacobian: Jacobian) -> str:
+    """Return the cheapest way for an audit: exact where that takes about a second, else the leading singular values.
+
+    The m × m matrix of a 32-pixel colour picture takes ten times as long as its leading values, which an audit of many cells
+    cannot spend on a hint.
+    """
+    chosen = choose_mode(jacobian)
+    return "leading" if chosen == "gram" and jacobian.inputs > EXACT_INPUTS else chosen
+
+
+def risk_of_cell(subject: Subject) -> CellRisk | None:
+    """Score the attacked records with and without the defense; None where the cell asks for no scores."""
+    cell = subject.cell
+    if cell.risk == OFF:
+        return None
+    begun = time.perf_counter()
+    # Each record by itself: a batch, an aggregate or several rounds would have a Jacobian with respect to all their records.
+    alone = cell.replace(batch_size=1, clients=1, rounds=1)
+    alpha = read_alpha(None)
+    try:
+        defended, undefended = (_assess(alone.replace(defense=name), subject, alpha) for name in (cell.defense, "none"))
+    except GradveilError as error:
+        return CellRisk(reason=str(error), seconds=time.perf_counter() - begun)
+    return CellRisk(defended, undefended, alpha, note=_together(cell), seconds=time.perf_counter() - begun)
+
+
+def _together(cell: Cell) -> str:
+    """Say what the scores leave out where a record is not alone in one update."""
+    others = []
+    if cell.batch_size * cell.clients > 1:
+        others.append(f"an update here holds {cell.batch_size * cell.clients}, which hide one another")
+    if cell.rounds > 1:
+        others.append(f"{cell.rounds} rounds are seen, which tell more than one")
+    return f"scores are those of each record alone in one update; {'; '.join(others)}" if others else ""
+
+
+def _assess(cell: Cell, subject: Subject, alpha: float) -> Assessment:
+    defense = build_defense(cell.defense)
+    learner = build_learner(cell, subject.dataset, defense)
+    batch = Batch(subject.dataset.inputs[list(subject.indices)], subject.dataset.targets[list(subject.indices)])
+    if len(_known) >= MOST_KNOWN:
+        _known.clear()
+    return assess(
+        learner,
+        batch,
+        defense,
+        alpha=alpha,
+        mode=quick_mode if cell.risk == "auto" else cell.risk,
+        model=cell.model,
+        rows=subject.indices,
+        seed=Seed(cell.seed),
+        known=_known[_same(cell, learner, subject)],
+    )
+
+
+def _same(cell: Cell, learner: Learner, subject: Subject) -> str:
+    """Return what decides a record's undefended spectrum, beside its row: the function that is shared, and the seed."""
+    digest = hashlib.sha256(repr((cell.replace(defense="", ensemble=""), subject.dataset.digest())).encode())
+    for name, value in learner.weights.items():
+        digest.update(name.encode() + value.detach().cpu().numpy().tobytes())
+    return digest.hexdigest()
+
+
+def correlate(scores: Sequence[float], errors: Sequence[float | None]) -> dict[str, Any]:
+    """Return Pearson's and Spearman's correlation of risk and error with two-sided p; None where one side does not vary.
+
+    A negative one says that records with higher risk were rebuilt with less error, as they should be.
+    """
+    pairs = np.array([(score, error) for score, error in zip(scores, errors, strict=True) if error is not None], dtype=np.float64)
+    found: dict[str, Any] = {"pearson": None, "spearman": None, "n": len(pairs)}
+    if len(pairs) < FEWEST or any(np.ptp(side) <= 1e-12 * np.abs(side).max() for side in pairs.T):
+        return found
+    for name, test in (("pearson", stats.pearsonr), ("spearman", stats.spearmanr)):
+        result = test(pairs[:, 0], pairs[:, 1])
+        found[name] = {"value": float(result.statistic), "p": float(result.pvalue)}
+    return found

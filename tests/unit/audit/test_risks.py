@@ -1,0 +1,138 @@
+"""The risk column of a cell: scores with and without the defense, record by record, and how well they foretold the error."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from scipy import stats
+
+from gradveil.audit import risks
+from gradveil.audit.measure import run_cell
+from gradveil.audit.plan import Plan
+from gradveil.audit.risks import correlate, quick_mode, risk_of_cell
+from gradveil.errors import UsageError
+from gradveil.randomness import Seed
+from gradveil.risk.calibration import read_alpha
+from gradveil.risk.exposure import Assessment, assess
+from gradveil.risk.jacobians import jacobian_of
+from tests.unit.audit.small import CELL, digits, make_subject
+
+
+def scored(**changes: Any) -> risks.CellRisk:
+    found = risk_of_cell(make_subject(**changes))
+    assert found is not None and found.defended is not None and found.undefended is not None
+    return found
+
+
+def values(found: Assessment | None) -> list[float]:
+    assert found is not None
+    return [record.risk.invre for record in found.records]
+
+
+def test_a_cell_scores_what_the_command_would() -> None:
+    subject = make_subject(defense="clipping(bound=0.1) + gaussian_noise(std=0.1)")
+    found = risk_of_cell(subject)
+    assert found is not None and found.defended is not None
+    direct = assess(
+        subject.learner,
+        digits().batch(list(subject.indices)),
+        subject.defense,
+        alpha=read_alpha(None),
+        seed=Seed(0),
+        rows=subject.indices,
+    )
+    assert [record.risk for record in found.defended.records] == [record.risk for record in direct.records]
+
+
+def test_undefended_scores_stand_beside_defended_ones() -> None:
+    noisy, bare = scored(defense="data_noise(std=3.0)"), scored()
+    assert values(noisy.undefended) == values(bare.defended)
+    assert sum(values(noisy.defended)) < sum(values(bare.defended)) - 0.04
+
+
+def test_what_was_decomposed_before_is_not_decomposed_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(risks, "_known", type(risks._known)(dict))
+    first = scored()
+    monkeypatch.setattr("gradveil.risk.exposure.spectrum", lambda *_, **__: pytest.fail("a spectrum was made twice"))
+    again = scored(defense="gaussian_noise(std=0.1)", ensemble="quick")
+    assert values(again.undefended) == values(first.defended)
+
+
+@pytest.mark.parametrize("changes", [{"seed": 1}, {"model": "mlp(hidden=8)"}, {"state": "trained(steps=1)"}, {"local_steps": 2}])
+def test_what_changes_the_shared_function_is_decomposed_anew(changes: dict[str, Any]) -> None:
+    assert values(scored(**changes).defended) != values(scored().defended)
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [({}, ""), ({"batch_size": 2}, "holds 2"), ({"clients": 2}, "holds 2"), ({"rounds": 2}, "2 rounds are seen")],
+)
+def test_records_are_scored_by_themselves_and_a_note_says_so(changes: dict[str, Any], words: str) -> None:
+    found = scored(defense="precode", **changes) if changes else scored()
+    assert len(values(found.defended)) == 4
+    assert words in found.note and bool(words) == bool(found.note)
+
+
+def test_a_model_without_risk_of_its_own_gets_a_reason() -> None:
+    subject = make_subject()
+    coupled = torch.nn.Sequential(
+        torch.nn.Flatten(1), torch.nn.BatchNorm1d(64, track_running_stats=False), torch.nn.Linear(64, 10)
+    )
+    learner = subject.learner.replace(model=coupled, weights=dict(coupled.named_parameters()))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(risks, "build_learner", lambda *_: learner)
+        found = risk_of_cell(subject)
+    assert found is not None and "BatchNorm" in found.reason
+    assert set(found.as_dict([], [], "plain")) == {"reason", "meaning"}
+
+
+def test_a_cell_may_ask_for_no_scores() -> None:
+    assert risk_of_cell(make_subject(risk="off")) is None
+    record = run_cell(CELL.replace(risk="off"), digits())
+    assert record.record["risk"] is None and record.timing["risk_seconds"] == 0
+
+
+def test_the_way_follows_the_cost() -> None:
+    def mode(inputs: int, outputs: int) -> str:
+        weights = torch.zeros(outputs, inputs)
+        return quick_mode(jacobian_of(lambda x: weights @ x, torch.ones(inputs), dtype=torch.float32))
+
+    assert [mode(64, 640), mode(1024, 4000), mode(1100, 4000)] == ["dense", "gram", "leading"]
+
+
+def test_correlation_is_that_of_the_statistics_books() -> None:
+    scores, errors = [0.1, 0.5, 0.3, 0.9], [0.4, 0.2, 0.25, 0.1]
+    found = correlate([*scores, 0.2], [*errors, None])
+    assert found["n"] == 4
+    assert found["pearson"]["value"] == pytest.approx(float(np.corrcoef(scores, errors)[0, 1]))
+    assert found["spearman"] == {"value": -1.0, "p": 0.0} or found["spearman"]["value"] == pytest.approx(-1.0)
+    t = found["pearson"]["value"] * (2 / (1 - found["pearson"]["value"] ** 2)) ** 0.5
+    assert found["pearson"]["p"] == pytest.approx(2 * stats.t.sf(abs(t), 2))
+    for few, constant in (([0.1, 0.2], [1.0, 2.0]), ([0.5, 0.5, 0.5], [1.0, 2.0, 3.0]), ([0.1, 0.2, 0.3], [1.0, 1.0, 1.0])):
+        assert correlate(few, constant)["pearson"] is None
+    json.dumps(found, allow_nan=False)
+
+
+def test_the_record_names_mode_bands_and_errors() -> None:
+    record = run_cell(CELL.replace(defense="gaussian_noise(std=0.01)"), digits()).record
+    risk = record["risk"]
+    json.dumps(risk, allow_nan=False)
+    assert risk["defended"]["mode"] == "dense" and sum(risk["defended"]["bands"].values()) == 4
+    assert [row["pseudonym"] for row in risk["records"]] == [row["pseudonym"] for row in record["records"]]
+    assert risk["defended"]["worst"] == max(row["invre"] for row in risk["records"])
+    assert "does not acquit" in risk["meaning"]
+    assert risk["correlation"]["n"] == 4 and risk["correlation"]["attack"] in ("informed", "plain")
+
+
+def test_a_plan_says_how_and_a_limit_needs_scores() -> None:
+    assert Plan.default(risk=False).risk == "off" and Plan.default(risk=True).risk == "auto"
+    assert [cell.risk for cell in Plan.default(risk="leading", defense=["none"]).cells()] == ["leading"]
+    with pytest.raises(UsageError, match="did you mean 'gram'"):
+        Plan.default(risk="grm")
+    with pytest.raises(UsageError, match="risk is off"):
+        Plan.default(risk="off", fail_if=["invre>0.45"]).check()
+    Plan.default(fail_if=["invre>0.45"]).check()
