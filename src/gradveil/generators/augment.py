@@ -1,7 +1,7 @@
 """The same random changes for real and generated pictures, so that a discriminator cannot learn a few thousand pictures by heart.
 
-Colour, translation and cut-out after Zhao et al., Differentiable Augmentation for Data-Efficient GAN Training, NeurIPS 2020; every
-change is differentiable, so the generator learns through it and does not imitate it.
+Colour, translation and cut-out after Zhao et al., Differentiable Augmentation for Data-Efficient GAN Training, NeurIPS 2020;
+every change is differentiable, so the generator learns through it and does not imitate it.
 """
 
 from __future__ import annotations

@@ -18,8 +18,8 @@ WIDTH = 96
 class DCGAN(nn.Module):
     """Map normal latent codes to pictures by transposed convolutions 4×4 with BatchNorm and ReLU, and a tanh.
 
-    Departs from the paper: pictures lie in [0, 1] (half of tanh plus one half), 32 pixels instead of 64, and the discriminator it was
-    trained against is regularised by R1 and has no BatchNorm (`gradveil.generators.discriminator`).
+    Departs from the paper: pictures lie in [0, 1] (half of tanh plus one half), 32 pixels instead of 64, and the discriminator it
+    was trained against is regularised by R1 and has no BatchNorm (`gradveil.generators.discriminator`).
 
     Args:
         size: Side of the pictures: 8, 16, 32, 64 ...

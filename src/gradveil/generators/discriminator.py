@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 
 import torch
@@ -50,7 +51,7 @@ class Discriminator(nn.Module):
         sides = [side for side in (256, 128, 64, 32, 16, 8, 4) if side <= size]
         width = [table.get(side, min(table.values())) for side in sides]
         self.colours = EqualConv(channels, width[0], 1, generator=generator)
-        ends = zip(width[:-1], width[1:], strict=True)
+        ends = itertools.pairwise(width)
         self.blocks = nn.ModuleList(Residual(given, out, generator=generator) for given, out in ends)
         self.last = EqualConv(width[-1] + 1, width[-1], 3, generator=generator)
         self.hidden = EqualLinear(width[-1] * 16, width[-1], generator=generator)

@@ -1,7 +1,7 @@
 """Refiner's evaluation network: how much of a picture is noise.
 
-The network sees x_r = (1 − r) x + r v with v ~ U(0, 1) and answers r. Refiner steers its robust data by the gradient of the answer,
-and the same answer is a metric of reconstructions: above 0.6 people no longer recognise the picture (the paper's reading).
+The network sees x_r = (1 − r) x + r v with v ~ U(0, 1) and answers r. Refiner steers its robust data by the gradient of the
+answer, and the same answer is a metric of reconstructions: above 0.6 people no longer recognise the picture (the paper's reading).
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ class EvaluationNetwork(nn.Module):
         """Return the noise fraction (B,) in [0, 1] of pictures (B, C, H, W) in [0, 1], of any size, grey or colour."""
         if images.ndim != 4 or images.shape[1] not in (1, self.channels):
             raise UsageError(
-                f"the evaluation network takes pictures (B, 1 or {self.channels}, H, W), not a tensor of shape {tuple(images.shape)}"
+                f"the evaluation network takes pictures (B, 1 or {self.channels}, H, W), not shape {tuple(images.shape)}"
             )
         cut = tiles(images.expand(-1, self.channels, -1, -1), self.size)  # (B, tiles, C, size, size)
         batch, count = cut.shape[:2]
@@ -85,7 +85,7 @@ def tiles(images: Tensor, size: int) -> Tensor:
 
 
 def windows(length: int, size: int, device: torch.device) -> Tensor:
-    """Return row numbers (windows, size): evenly spread windows that cover an axis, or one that runs to and fro over a short one."""
+    """Return row numbers (windows, size): evenly spread windows that cover an axis, or one to and fro over a short axis."""
     inside = torch.arange(size, device=device)
     if length < size:
         period = max(1, 2 * length - 2)

@@ -6,8 +6,8 @@
 | file.npz | the training split, where there are splits |
 | folder or .zip of pictures | all pictures, or those under ``train/`` where that is there |
 
-What is kept back is decided by a hash of the record's name (of its patient or owner, where a table ``labels.csv`` names one), never by a
-seed, so that a later measurement can ask `is_held_out` and aim only at pictures no network has seen.
+What is kept back is decided by a hash of the record's name (of its patient or owner, where a table ``labels.csv`` names one),
+never by a seed, so that a later measurement can ask `is_held_out` and aim only at pictures no network has seen.
 """
 
 from __future__ import annotations

@@ -26,8 +26,9 @@ from gradveil.randomness import Seed
 __all__ = ["Pretrained", "default_settings", "pretrain"]
 
 PROBES = 256
-MOST_CHANGE = {"evaluation": 1e-3, "generator": 0.5 / 255}
-"""Half precision is kept where no answer moves by more than this: for pictures, half a grey level."""
+MOST_CHANGE = {"evaluation": 1e-3, "generator": 12**-0.5 / 255}
+"""Half precision is kept where answers move by less than this (root of the mean square): for pictures, by less than storing them as
+bytes moves them."""
 
 
 @dataclass(frozen=True)
@@ -130,17 +131,18 @@ def _trainer(card: NetworkCard, network: nn.Module, pictures: Pictures, settings
 def _fits(settings: TrainingSettings, pictures: Pictures) -> None:
     if min(len(pictures.train), len(pictures.held_out)) < 4:
         raise UsageError(
-            f"there are {len(pictures.train)} pictures to train on and {len(pictures.held_out)} to measure with; give at least 4 of each"
+            f"there are {len(pictures.train)} pictures to train on and {len(pictures.held_out)} to measure with; "
+            "give at least 4 of each"
         )
 
 
 def _rounded(card: NetworkCard, network: nn.Module, seed: Seed) -> tuple[nn.Module, float]:
-    """Return the network as half precision would bring it back, and the largest change of an answer."""
+    """Return the network as half precision would bring it back, and by how much answers change (root mean square)."""
     rounded = copy.deepcopy(network)
     rounded.load_state_dict({k: v.half().float() if v.is_floating_point() else v for k, v in network.state_dict().items()})
     probes = _probes(card, network, seed)
     with torch.no_grad():
-        change = float((network(probes) - rounded(probes)).abs().max())
+        change = float((network(probes) - rounded(probes)).square().mean().sqrt())
     return rounded, change if change == change else float("inf")
 
 

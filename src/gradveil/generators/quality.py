@@ -7,6 +7,7 @@ anchors beside them, and with nothing else.
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Mapping
 from typing import Any
@@ -61,8 +62,8 @@ class RandomFeatures(nn.Module):
 def kernel_distance(first: Tensor, second: Tensor) -> float:
     """Return the unbiased squared maximum mean discrepancy of two sets of features, kernel (⟨a, b⟩ / d + 1)³.
 
-    Zero for equal distributions; may be slightly below zero by chance. Features (N, d) are first brought to the mean and spread of the
-    second set.
+    Zero for equal distributions; may be slightly below zero by chance. Features (N, d) are first brought to the mean and spread of
+    the second set.
     """
     _enough(first, second, 2)
     mean, spread = second.mean(0), second.std(0).clamp_min(1e-6)
@@ -121,8 +122,8 @@ def generator_quality(generator: nn.Module, train: Tensor, held_out: Tensor, see
         seed: Draws latent codes and the pictures compared.
 
     Returns:
-        Kernel distance to the held-out pictures, with two anchors (training pictures, uniform noise), precision, recall, memorisation,
-        and the number of pictures.
+        Kernel distance to the held-out pictures, with two anchors (training pictures, uniform noise), precision, recall,
+        memorisation, and the number of pictures.
     """
     device = next(generator.parameters()).device
     count = min(MOST, len(held_out))
@@ -157,8 +158,8 @@ def calibration(network: nn.Module, images: Tensor, seed: Seed) -> Mapping[str, 
     """Measure an evaluation network on pictures (N, C, H, W) in [0, 1]: its mean answer at eleven ratios.
 
     Returns:
-        ``mean`` answers at 0, 0.1, ..., 1, the largest ``bias`` from the ratio, the ``spread`` between pictures at the worst ratio,
-        and whether the means are ``monotone``.
+        ``mean`` answers at 0, 0.1, ..., 1, the largest ``bias`` from the ratio, the ``spread`` between pictures at the worst
+        ratio, and whether the means are ``monotone``.
     """
     device = next(network.parameters()).device
     means, spreads = [], []
@@ -172,6 +173,6 @@ def calibration(network: nn.Module, images: Tensor, seed: Seed) -> Mapping[str, 
         "mean": [round(value, 4) for value in means],
         "bias": max(abs(mean - ratio) for mean, ratio in zip(means, GRID, strict=True)),
         "spread": max(spreads),
-        "monotone": all(low < high for low, high in zip(means, means[1:], strict=False)),
+        "monotone": all(low < high for low, high in itertools.pairwise(means)),
         "pictures": len(images),
     }

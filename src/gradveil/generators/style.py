@@ -161,8 +161,8 @@ def _double(images: Tensor) -> Tensor:
 class StyleGenerator(nn.Module):
     """Map normal latent codes to pictures: ``forward(z) = synthesis(mapping(z))``.
 
-    Departs from the paper: fewer kernels and a latent code of 128, bilinear doubling instead of a filtered transposed convolution,
-    a tanh at the end, and no random noise between the layers. The same z always gives the same picture, which the shadow defense
+    Departs from the paper: fewer kernels and a latent code of 128, bilinear doubling instead of a filtered transposed
+    convolution, a tanh at the end, and no random noise between the layers. The same z always gives the same picture, which the shadow defense
     and gradient matching need; ``noise=True`` adds fixed noise maps with learned strengths.
 
     Args:
@@ -192,7 +192,8 @@ class StyleGenerator(nn.Module):
             raise UsageError(f"the style generator makes pictures of 8, 16, 32, 64, 128 or 256 pixels, not {size}")
         if channels not in (1, 3) or latent < 1 or depth < 1:
             raise UsageError(
-                f"the style generator needs 1 or 3 channels and a latent code and depth of at least 1, not {channels}, {latent}, {depth}"
+                f"the style generator needs 1 or 3 channels and a latent code and depth of at least 1, not {channels}, {latent} "
+                f"and {depth}"
             )
         drawn = generator if generator is not None else Seed(0).generator("first weights")
         # JSON has words for keys; sizes past the table keep its last width.

@@ -1,8 +1,8 @@
 """The loop that trains every network: steps or minutes, progress, checkpoints that survive a kill.
 
 Everything random in step n is drawn from a generator made from the seed and n alone, so a run that was stopped continues as if
-nothing had happened: with a budget in steps, on the same machine, to the same bits. With a budget in minutes the number of steps, and
-so the result, depends on the machine; the card says how many there were.
+nothing had happened: with a budget in steps, on the same machine, to the same bits. With a budget in minutes the number of steps,
+and so the result, depends on the machine; the card says how many there were.
 """
 
 from __future__ import annotations
