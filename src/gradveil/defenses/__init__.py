@@ -7,10 +7,16 @@ from gradveil.defenses.clipping import Clipping
 from gradveil.defenses.data_noise import DataNoise
 from gradveil.defenses.dgp import DGP
 from gradveil.defenses.dp_sgd import DPSGD
+from gradveil.defenses.embedding_dropout import EmbeddingDropout
+from gradveil.defenses.embedding_noise import EmbeddingNoise
+from gradveil.defenses.embedding_pruning import EmbeddingPruning
 from gradveil.defenses.entry_dropout import EntryDropout
 from gradveil.defenses.example_clipping import ExampleClipping
 from gradveil.defenses.gaussian_noise import GaussianNoise
 from gradveil.defenses.graddefense import GradDefense
+from gradveil.defenses.invl_dnp import InvLDNP
+from gradveil.defenses.invl_enp import InvLENP
+from gradveil.defenses.invl_gnp import InvLGNP
 from gradveil.defenses.laplace_noise import LaplaceNoise
 from gradveil.defenses.learning_rate_perturbation import LearningRatePerturbation
 from gradveil.defenses.mixed_quantisation import MixedQuantisation
@@ -39,10 +45,16 @@ __all__ = [
     "DataNoise",
     "Defense",
     "DefenseCard",
+    "EmbeddingDropout",
+    "EmbeddingNoise",
+    "EmbeddingPruning",
     "EntryDropout",
     "ExampleClipping",
     "GaussianNoise",
     "GradDefense",
+    "InvLDNP",
+    "InvLENP",
+    "InvLGNP",
     "LaplaceNoise",
     "LearningRatePerturbation",
     "MixedQuantisation",

@@ -42,7 +42,7 @@ class NoisyDataAdversary(OpenAdversary):
 @DEFENSES.register(
     DefenseCard(
         name="data_noise",
-        summary="Adds independent noise to every input before training, and keeps the result inside [0, 1].",
+        summary="Adds independent noise to every input before training, and keeps the result inside [0, 1] (DNP).",
         cost="one random number per input value; accuracy falls with the noise, as with any augmentation by noise",
         weakness="the update is exact for the noisy inputs, so an attacker inverts those and denoises the images afterwards",
         acts_on=("data",),
@@ -55,7 +55,8 @@ class NoisyDataAdversary(OpenAdversary):
 class DataNoise(Defense):
     """Noise on the data: ``trained on = clamp(x + z, 0, 1)`` with z of mean 0 and standard deviation ``std``.
 
-    Departs from the paper: this is common practice without one source ("DNP", image-level DP). The result is clamped,
+    Departs from the paper: this is common practice without one source ("DNP" of Xu et al. 2025, image-level DP). Their δ is a
+    variance: DNP at δ is ``std`` = √δ here (0.2646 for δ = 0.07, their setting for CIFAR-10). The result is clamped,
     because inputs live in [0, 1] everywhere; at large ``std`` the noise that remains is therefore a little smaller. ``std`` is a
     standard deviation for both laws (Laplace: b = std / √2). One draw per round, shared by all local steps of the round.
 

@@ -7,16 +7,20 @@ Letters: B images, C channels, H × W pixels, P = C·h·w entries of a patch, L 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-__all__ = ["denoise_images"]
+__all__ = ["denoise_images", "denoise_in_subspace"]
 
 PATCH = 8
 THRESHOLD = 2.7
 """In standard deviations; the value of Dabov et al."""
+PASSES = 6
+SHRINKS = 0.7
+"""Passes of `denoise_in_subspace`, and the factor by which the noise is taken to fall in each."""
 MOST_CHANNELS = 4
 """Up to this many channels are transformed together, which is where colour images gain most; more are treated one by one."""
 
@@ -35,6 +39,33 @@ def denoise_images(images: Tensor, std: float) -> Tensor:
         return denoise_images(single, std).reshape(images.shape)
     # One image at a time: all patches of one are 64 times its size.
     return torch.cat([_denoise_one(image, std) for image in images.split(1)])
+
+
+def denoise_in_subspace(images: Tensor, bases: Sequence[Tensor], std: float) -> Tensor:
+    """Return images (B, C, H, W) with noise taken off that lies in a known subspace, one per image; other inputs as they are.
+
+    Outside the subspace an image is exact, so a denoised image is kept only inside it, and the result is denoised again: the
+    exact part tells the denoiser more each time (projections onto what is known, alternating with a prior). The noise per
+    pixel is std √(k / m) at first, for k of m dimensions, and less after every pass.
+
+    Args:
+        images: In [0, 1].
+        bases: Orthonormal rows (k, m) for every image.
+        std: Standard deviation of the noise along each row.
+    """
+    if images.ndim != 4 or std == 0 or images.numel() == 0:
+        return images
+    finished = []
+    for image, basis in zip(images.split(1), bases, strict=True):
+        flat, rows = image.reshape(-1), basis.to(image)
+        exact = flat - rows.T @ (rows @ flat)
+        level, current = std * math.sqrt(len(rows) / flat.numel()), image
+        for _ in range(PASSES if len(rows) else 0):
+            smooth = denoise_images(current, level).reshape(-1)
+            current = (exact + rows.T @ (rows @ smooth)).reshape(image.shape)
+            level *= SHRINKS
+        finished.append(current.clamp(0, 1))
+    return torch.cat(finished)
 
 
 def _denoise_one(image: Tensor, std: float) -> Tensor:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from gradveil.errors import UsageError, suggest
 
-__all__ = ["check_choice", "check_number", "check_whole"]
+__all__ = ["check_choice", "check_flag", "check_number", "check_whole"]
 
 
 def check_number(
@@ -50,3 +50,9 @@ def check_choice(owner: str, setting: str, value: object, choices: Sequence[str]
     """
     if value not in choices:
         raise UsageError(f"{owner}: {setting} is {value!r}{suggest(str(value), choices)}")
+
+
+def check_flag(owner: str, setting: str, value: object) -> None:
+    """Refuse anything but True and False."""
+    if not isinstance(value, bool):
+        raise UsageError(f"{owner}: {setting} is {value!r}; it must be True or False")

@@ -8,16 +8,17 @@ import torch
 from torch import Tensor
 
 from gradveil.defenses.base import ClientView, Defense, State
-from gradveil.defenses.chain import Chain, granularity_of
+from gradveil.defenses.chain import Chain, granularity_of, parts_of
 from gradveil.errors import ReplaceLayer, UsageError
 from gradveil.federation.local_training import ClientLearner, LocalTraining, RunningStatistics
 from gradveil.learning.learner import Learner
 from gradveil.models.batch_norm import batch_norm_layers
 from gradveil.randomness import Seed
 from gradveil.records import Batch, Payload, Update
+from gradveil.registry import spell
 from gradveil.tensors import Named, add, check_finite, sub
 
-__all__ = ["ClientResult", "run_client"]
+__all__ = ["ClientResult", "horizontal_fault", "run_client"]
 
 
 @dataclass(frozen=True)
@@ -57,6 +58,9 @@ def run_client(
         raise UsageError(
             "run_client runs one client; for an aggregate run each with settings.clients = 1 and average what they send"
         )
+    fault = horizontal_fault(defense)
+    if fault:
+        raise UsageError(fault)
     view = ClientView(
         learner=learner, seed=seed, round=round_index, weights=learner.weights, raw_batch=batch, batch=batch, public=public
     )
@@ -82,6 +86,14 @@ def run_client(
     update, state = defense.protect_update(update, view, keeper.state)
     check_finite(update.weights, "the defended update")
     return ClientResult(defense.encode(update, view), state, trained)
+
+
+def horizontal_fault(defense: Defense) -> str | None:
+    """Return None where every part of a defense has something to do when updates are sent, else one sentence why not."""
+    for part in parts_of(defense):
+        if set(part.stations()) - {"prepare"} == {"protect_embedding"}:
+            return f"{spell(part)} acts on embeddings, which only vertical learning sends; an update would go out unprotected"
+    return None
 
 
 def _check_examples_are_separate(learner: Learner) -> None:

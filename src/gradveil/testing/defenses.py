@@ -23,11 +23,12 @@ from gradveil.defenses.base import DEFENSES, Defense
 from gradveil.defenses.chain import Chain, granularity_of
 from gradveil.defenses.none import NoDefense
 from gradveil.errors import BadUpdate, UsageError
+from gradveil.learning.embedding import EMBEDDING
 from gradveil.registry import config_of
 from gradveil.tensors import Named
 from gradveil.testing.contract import CheckResult, NotApplicable, require, require_frozen_dataclass, run_checks
 from gradveil.testing.defenses_adversary import ADVERSARY_CHECKS
-from gradveil.testing.defenses_scene import Scene, at, distance, draw_batch
+from gradveil.testing.defenses_scene import EmbeddingScene, Scene, at, distance, draw_batch
 from gradveil.testing.defenses_wire import WIRE_CHECKS
 
 __all__ = ["DEFENSE_CHECKS", "Check", "check_defense"]
@@ -121,6 +122,8 @@ def inputs_are_untouched(defense: Defense, scene: Scene) -> None:
     state = defense.prepare(scene.batch, view)
     _, state = defense.protect_batch(scene.batch, view, state)
     _, state = defense.protect_gradient(gradient, view, state)
+    if isinstance(scene, EmbeddingScene):
+        _, state = defense.protect_embedding(gradient[EMBEDDING], view, state)
     update, state = defense.protect_update(scene.update(weights), view, state)
     defense.encode(update, view)
     for what, named in shown.items():
@@ -229,9 +232,19 @@ def odd_updates_survive(defense: Defense, scene: Scene) -> None:
 def scalar_is_one_entry(defense: Defense, scene: Scene) -> None:
     """A scalar is protected as a tensor of one entry is, and empty tensors are allowed."""
     # Flower's clipping helper edits list items in place, so it never clips a scalar: the case this check comes from.
+    if isinstance(scene, EmbeddingScene):
+        raise NotApplicable("an embedding is one tensor with a row per record, never a scalar")
     for size in (20.0, 0.0):
         numbers = {"first": torch.tensor(size), "second": torch.linspace(1, 2, 6) * size, "none": torch.empty(0)}
-        sent = scene.release(defense, numbers).weights
+        try:
+            sent = scene.release(defense, numbers).weights
+        except BadUpdate:
+            # A defense that follows the model may refuse tensors the model does not have; the model's own are then looked at.
+            own = scene.release(defense, scene.gradient()).weights
+            moved = {name: bool((value != scene.gradient()[name]).any()) for name, value in own.items()}
+            require(own["gain"].shape == () and own["unused"].shape == (0,), "the model's scalar or empty tensor changes shape")
+            require(moved["gain"] or not any(moved.values()), "the model's scalar is left unprotected")
+            continue
         flat = scene.release(defense, {**numbers, "first": torch.tensor([size])}).weights
         require(sent["first"].shape == (), f"a scalar comes out with shape {tuple(sent['first'].shape)}")
         same = torch.allclose(sent["first"], flat["first"].reshape(()), rtol=1e-5, atol=1e-7)

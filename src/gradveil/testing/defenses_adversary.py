@@ -13,10 +13,8 @@ from gradveil.attacks.loop import Problem, optimise
 from gradveil.attacks.optimisers import Adam
 from gradveil.defenses.base import Defense
 from gradveil.defenses.none import NoDefense
-from gradveil.federation.client import run_client
 from gradveil.learning.learner import Learner
 from gradveil.learning.settings import TrainingSettings
-from gradveil.randomness import Seed
 from gradveil.records import AdversaryModel, Batch, Observation, Reconstruction
 from gradveil.tensors import Named, stack
 from gradveil.testing.contract import NotApplicable, require
@@ -69,8 +67,7 @@ def adversary_gives_finite_numbers(defense: Defense, scene: Scene) -> None:
 def exact_is_exact(defense: Defense, scene: Scene) -> None:
     """Tensors said to be exact are the raw gradient of one example up to a positive factor per layer."""
     one = Batch(scene.batch.inputs[:1], scene.batch.targets[:1])
-    result = run_client(scene.learner, one, defense, Seed(1))
-    raw = scene.send(NoDefense(), batch=result.trained_batch).weights
+    raw = scene.send(NoDefense(), batch=scene.trained(defense, 1, one)).weights
     observation = scene.observe(defense, 1, one)
     names = defense.adversary().exact(observation)
     unknown = names - observation.update.weights.keys()

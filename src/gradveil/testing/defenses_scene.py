@@ -11,6 +11,8 @@ from torch import Tensor, nn
 from gradveil.defenses.base import ClientView, Defense
 from gradveil.defenses.chain import Chain, granularity_of
 from gradveil.federation.client import run_client
+from gradveil.federation.parties import read_embedding, run_party
+from gradveil.learning.embedding import EMBEDDING, EmbeddingLearner
 from gradveil.learning.learner import Learner
 from gradveil.learning.losses import cross_entropy
 from gradveil.learning.settings import TrainingSettings
@@ -19,7 +21,7 @@ from gradveil.records import Batch, ModelSpec, Observation, Payload, Role, Tenso
 from gradveil.tensors import Named
 from gradveil.wire.files import payload_from_bytes, payload_to_bytes
 
-__all__ = ["Scene", "at", "distance", "steeper_loss"]
+__all__ = ["EmbeddingScene", "Scene", "at", "distance", "steeper_loss"]
 
 CLASSES = 5
 SHAPE = (3, 8, 8)
@@ -38,9 +40,20 @@ class TinyNet(nn.Module):
 
     def forward(self, inputs: Tensor) -> Tensor:
         """(B, 3, 8, 8) -> (B, CLASSES)."""
-        features = torch.sigmoid(self.gain * self.conv(inputs))  # (B, 4, 4, 4)
-        outputs: Tensor = self.head(features.flatten(1))
+        outputs: Tensor = self.head(self.features(inputs).flatten(1))
         return outputs
+
+    def features(self, inputs: Tensor) -> Tensor:
+        """(B, 3, 8, 8) -> (B, 4, 4, 4)."""
+        return torch.sigmoid(self.gain * self.conv(inputs))
+
+
+class TinyBottom(TinyNet):
+    """The first half of the same network, as a party of vertical learning has it."""
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        """(B, 3, 8, 8) -> (B, 4, 4, 4)."""
+        return self.features(inputs)
 
 
 def steeper_loss(outputs: Tensor, targets: Tensor) -> Tensor:
@@ -63,6 +76,8 @@ class Scene:
     @classmethod
     def of(cls, defense: Defense, *, settings: TrainingSettings | None = None, dtype: torch.dtype = torch.float32) -> Scene:
         """Build the world around one defense; the same bits every time, and no global generator is moved."""
+        if set(defense.stations()) - {"prepare"} == {"protect_embedding"}:
+            return EmbeddingScene.of_party(dtype)
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(11)
             adapted = defense.adapt_model(TinyNet())
@@ -107,17 +122,85 @@ class Scene:
         """Carry a payload over the wire, as bytes."""
         return defense.decode(payload_from_bytes(payload_to_bytes(payload)), spec or self.spec)
 
+    def payload(self, defense: Defense, seed: int = 1, batch: Batch | None = None, round_index: int = 0) -> Payload:
+        """Run the real client and return what it sends."""
+        return run_client(self.learner, batch or self.batch, defense, Seed(seed), round_index=round_index).payload
+
+    def trained(self, defense: Defense, seed: int, batch: Batch) -> Batch:
+        """Run the real client and return what it trained on."""
+        return run_client(self.learner, batch, defense, Seed(seed)).trained_batch
+
     def send(self, defense: Defense, seed: int = 1, batch: Batch | None = None, round_index: int = 0) -> Update:
         """Run the real client and read what arrives."""
-        result = run_client(self.learner, batch or self.batch, defense, Seed(seed), round_index=round_index)
-        return self.deliver(defense, result.payload)
+        return self.deliver(defense, self.payload(defense, seed, batch, round_index))
 
     def observe(self, defense: Defense, seed: int, batch: Batch) -> Observation:
         """Run the real client and hand what arrives to its attacker."""
-        payload = run_client(self.learner, batch, defense, Seed(seed)).payload
+        payload = self.payload(defense, seed, batch)
         return Observation(
             learners=(self.learner,),
             updates=(self.deliver(defense, payload),),
+            payloads=(payload,),
+            input_shape=SHAPE,
+            classes=CLASSES,
+            examples=len(batch),
+            threat=ThreatModel(),
+            adversary=defense.adversary(),
+        )
+
+
+@dataclass(frozen=True, eq=False)
+class EmbeddingScene(Scene):
+    """The same for defenses of vertical learning: what is sent is the embedding of a party's batch."""
+
+    @classmethod
+    def of_party(cls, dtype: torch.dtype = torch.float32) -> EmbeddingScene:
+        """Build the world of one party; the same bits every time, and no global generator is moved."""
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(11)
+            bottom = TinyBottom()
+        return cls(EmbeddingLearner.of_bottom(bottom, steeper_loss).to(dtype), draw_batch(0, dtype))
+
+    @property
+    def party(self) -> EmbeddingLearner:
+        """The learner, as what it is."""
+        assert isinstance(self.learner, EmbeddingLearner)
+        return self.learner
+
+    @property
+    def spec(self) -> ModelSpec:
+        """What the receiver expects."""
+        return spec_of(self.gradient())
+
+    def gradient(self) -> Named:
+        """The embedding of the batch."""
+        return {EMBEDDING: self.party.embed(self.batch.inputs)}
+
+    def release(self, defense: Defense, weights: Named, seed: int = 1) -> Update:
+        """Send a given embedding through the hook, the wire and back."""
+        view = self.view(seed)
+        sent, _ = defense.protect_embedding(weights[EMBEDDING], view, defense.prepare(self.batch, view))
+        return self.deliver(defense, defense.encode(self.update({EMBEDDING: sent}), view), spec_of(weights))
+
+    def payload(self, defense: Defense, seed: int = 1, batch: Batch | None = None, round_index: int = 0) -> Payload:
+        """Run the real party and return what it sends."""
+        return run_party(self.party, batch or self.batch, defense, Seed(seed), round_index=round_index).payload
+
+    def trained(self, defense: Defense, seed: int, batch: Batch) -> Batch:
+        """Run the real party and return what it embedded."""
+        return run_party(self.party, batch, defense, Seed(seed)).trained_batch
+
+    def send(self, defense: Defense, seed: int = 1, batch: Batch | None = None, round_index: int = 0) -> Update:
+        """Run the real party and read what arrives, for as many records as were sent."""
+        return read_embedding(self.payload(defense, seed, batch, round_index), self.party, SHAPE)
+
+    def observe(self, defense: Defense, seed: int, batch: Batch) -> Observation:
+        """Run the real party and hand what arrives to its attacker."""
+        payload = self.payload(defense, seed, batch)
+        update = read_embedding(payload, self.party, SHAPE)
+        return Observation(
+            learners=(self.learner,),
+            updates=(update,),
             payloads=(payload,),
             input_shape=SHAPE,
             classes=CLASSES,

@@ -10,8 +10,6 @@ import torch
 
 from gradveil.defenses.base import Defense
 from gradveil.errors import BadUpdate
-from gradveil.federation.client import run_client
-from gradveil.randomness import Seed
 from gradveil.records import ModelSpec, Payload, Role
 from gradveil.tensors import Named
 from gradveil.testing.contract import require
@@ -117,7 +115,7 @@ def refuses_or_reads(data: bytes, decode: Callable[[Payload, ModelSpec], object]
 
 
 def _payload(defense: Defense, scene: Scene) -> Payload:
-    return run_client(scene.learner, scene.batch, defense, Seed(1)).payload
+    return scene.payload(defense)
 
 
 def _with(payload: Payload, stream: str, named: Named) -> Payload:
