@@ -1,4 +1,4 @@
-"""Files that are whole or not there: what audits and trainings keep must survive a kill at any moment."""
+"""Files that are whole or not there, and folders that one run has to itself: what is kept must survive a kill at any moment."""
 
 from __future__ import annotations
 
@@ -6,13 +6,22 @@ import contextlib
 import json
 import math
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-__all__ = ["json_bytes", "plain_json", "write_whole"]
+from gradveil.errors import UsageError
+
+try:
+    import fcntl
+except ImportError:  # not on Windows; there, two runs in one folder are not noticed
+    fcntl = None  # type: ignore[assignment]
+
+__all__ = ["json_bytes", "locked_folder", "plain_json", "write_whole"]
+
+LOCK = ".lock"
 
 
 def write_whole(path: Path, content: bytes) -> None:
@@ -32,6 +41,23 @@ def write_whole(path: Path, content: bytes) -> None:
     finally:
         with contextlib.suppress(OSError):
             beside.unlink(missing_ok=True)
+
+
+@contextlib.contextmanager
+def locked_folder(out: Path) -> Iterator[None]:
+    """Keep other runs out of a folder inside the block; what a killed run left behind is no obstacle.
+
+    Raises:
+        UsageError: Another run is at work here, or the folder cannot be written to.
+    """
+    path = out / LOCK
+    handle = _locked(path, out)
+    try:
+        yield
+    finally:
+        # Removed before it is let go: who waits for this file finds that it is gone, and makes a new one.
+        path.unlink(missing_ok=True)
+        os.close(handle)
 
 
 def json_bytes(value: Mapping[str, Any]) -> bytes:
@@ -58,3 +84,35 @@ def _sync_folder(folder: Path) -> None:
             os.fsync(handle)
         finally:
             os.close(handle)
+
+
+def _locked(path: Path, out: Path) -> int:
+    """Return an open file that only this run holds.
+
+    The system lets go of it when the process ends, however it ends, so there are no stale locks to guess about; the number inside
+    is for people only. A file that was removed between opening and locking is another run's that just ended: try again.
+    """
+    while True:
+        try:
+            handle = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
+        except OSError as error:
+            raise UsageError(
+                f"cannot write to {str(out)!r}: {error.strerror or error}; choose another folder with --out"
+            ) from error
+        if fcntl is None:
+            return handle
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            holder = os.pread(handle, 32, 0).decode("ascii", "replace").strip()
+            os.close(handle)
+            who = f"another run (process {holder or 'unknown'}) is at work in {str(out)!r}"
+            raise UsageError(f"{who}; wait for it, or choose another folder with --out") from None
+        except OSError:
+            return handle  # a network folder without locks: better to run than to refuse
+        with contextlib.suppress(FileNotFoundError):
+            if os.path.samestat(os.fstat(handle), path.stat()):
+                os.ftruncate(handle, 0)
+                os.pwrite(handle, f"{os.getpid()}\n".encode(), 0)
+                return handle
+        os.close(handle)

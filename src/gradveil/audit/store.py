@@ -25,19 +25,13 @@ from numpy.typing import NDArray
 
 from gradveil.audit.cells import CELL_FORMAT
 from gradveil.audit.trainings import TRAINING_FORMAT
-from gradveil.durable import json_bytes, plain_json, write_whole
+from gradveil.durable import json_bytes, locked_folder, plain_json, write_whole
 from gradveil.errors import GradveilError, UsageError
-
-try:
-    import fcntl
-except ImportError:  # not on Windows; there, two runs in one folder are not noticed
-    fcntl = None  # type: ignore[assignment]
 
 __all__ = ["Store", "npz_bytes"]
 
 logger = logging.getLogger("gradveil")
 KEY = re.compile(r"[0-9a-f]{16}")
-LOCK = ".lock"
 
 
 class Store:
@@ -69,14 +63,8 @@ class Store:
         Raises:
             UsageError: Another run is at work here.
         """
-        path = self.out / LOCK
-        handle = _locked(path, self.out)
-        try:
+        with locked_folder(self.out):
             yield
-        finally:
-            # Removed before it is let go: who waits for this file finds that it is gone, and makes a new one.
-            path.unlink(missing_ok=True)
-            os.close(handle)
 
     def read_cell(self, key: str) -> dict[str, Any] | None:
         """Return a finished cell, or None where it is missing; a damaged one is put aside and counts as missing."""
@@ -179,35 +167,3 @@ def npz_bytes(arrays: Mapping[str, NDArray[Any]]) -> bytes:
             info.compress_type, info.external_attr = zipfile.ZIP_DEFLATED, 0o600 << 16
             archive.writestr(info, member.getvalue())
     return buffer.getvalue()
-
-
-def _locked(path: Path, out: Path) -> int:
-    """Return an open file that only this run holds.
-
-    The system lets go of it when the process ends, however it ends, so there are no stale locks to guess about; the number inside
-    is for people only. A file that was removed between opening and locking is another run's that just ended: try again.
-    """
-    while True:
-        try:
-            handle = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
-        except OSError as error:
-            raise UsageError(
-                f"cannot write to {str(out)!r}: {error.strerror or error}; choose another folder with --out"
-            ) from error
-        if fcntl is None:
-            return handle
-        try:
-            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            holder = os.pread(handle, 32, 0).decode("ascii", "replace").strip()
-            os.close(handle)
-            who = f"another run (process {holder or 'unknown'}) is at work in {str(out)!r}"
-            raise UsageError(f"{who}; wait for it, or choose another folder with --out") from None
-        except OSError:
-            return handle  # a network folder without locks: better to run than to refuse
-        with contextlib.suppress(FileNotFoundError):
-            if os.path.samestat(os.fstat(handle), path.stat()):
-                os.ftruncate(handle, 0)
-                os.pwrite(handle, f"{os.getpid()}\n".encode(), 0)
-                return handle
-        os.close(handle)

@@ -19,15 +19,10 @@ import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 
-from gradveil.durable import json_bytes, plain_json, write_whole
+from gradveil.durable import json_bytes, locked_folder, plain_json, write_whole
 from gradveil.errors import UsageError
 from gradveil.federation.history import RoundRecord
 from gradveil.tensors import Named
-
-try:
-    import fcntl
-except ImportError:  # not on Windows; there, two runs in one folder are not noticed
-    fcntl = None  # type: ignore[assignment]
 
 __all__ = ["Checkpoint", "TrainingFolder"]
 
@@ -85,22 +80,8 @@ class TrainingFolder:
     @contextlib.contextmanager
     def lock(self) -> Iterator[None]:
         """Keep other runs out inside the block; the system lets go when the process ends, however it ends."""
-        try:
-            handle = os.open(self.out / ".lock", os.O_RDWR | os.O_CREAT, 0o644)
-        except OSError as error:
-            _refuse(self.out, error)
-        try:
-            if fcntl is not None:
-                try:
-                    fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                except BlockingIOError:
-                    who = f"another run is at work in {str(self.out)!r}"
-                    raise UsageError(f"{who}; wait for it, or choose another folder with --out") from None
-                except OSError:
-                    pass  # a network folder without locks: better to run than to refuse
+        with locked_folder(self.out):
             yield
-        finally:
-            os.close(handle)
 
     def read(self, identity: Mapping[str, Any]) -> tuple[Checkpoint, list[RoundRecord]] | None:
         """Return the last whole round and the records up to it, or None where there is none.
