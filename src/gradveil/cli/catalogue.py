@@ -20,10 +20,11 @@ REGISTRIES = {
     "datasets": ("gradveil.data", "DATASETS"),
     "partitions": ("gradveil.data", "PARTITIONS"),
     "losses": ("gradveil.learning", "LOSSES"),
+    "networks": ("gradveil.generators", "NETWORKS"),
 }
 KINDS = (*REGISTRIES, "ensembles")
-HANDED_IN = ("input_shape", "classes")
-"""Settings of a model that the data decides."""
+HANDED_IN = ("input_shape", "classes", "generator")
+"""Settings of a model that the data decides, and the draw of a network's first weights."""
 
 
 def entries(kind: str) -> list[dict[str, Any]]:
@@ -65,7 +66,22 @@ def _entry(kind: str, card: dict[str, Any], method: Any) -> dict[str, Any]:
     if kind == "defenses":
         found["stations"] = list(method.stations(method))
         found["guarantee"] = _guarantees(method)
+    if kind == "networks":
+        found["weights"], found["measured"] = _weights(card["name"])
     return found
+
+
+def _weights(name: str) -> tuple[str, dict[str, Any]]:
+    """Return which trained weights there are, or how to make them, and what was measured of them."""
+    from gradveil.generators.store import find_card, network_card
+
+    try:
+        path, told = find_card(name), network_card(name)
+    except UsageError as error:
+        return str(error), {}
+    data = ", ".join(f"{each['train']} pictures of {each['source']}" for each in told.get("data", ()))
+    told_of = f"{path.stem}.safetensors, {told['bytes'] / 1e6:.1f} MB, trained on {data}; licence: {told['licence']}"
+    return told_of, dict(told.get("metrics", {}))
 
 
 def _guarantees(method: Any) -> list[str]:

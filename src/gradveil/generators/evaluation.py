@@ -1,7 +1,7 @@
 """Refiner's evaluation network: how much of a picture is noise.
 
 The network sees x_r = (1 − r) x + r v with v ~ U(0, 1) and answers r. Refiner steers its robust data by the gradient of the
-answer, and the same answer is a metric of reconstructions: above 0.6 people no longer recognise the picture (the paper's reading).
+answer, and the same answer is a metric of reconstructions: above 0.6 people no longer recognise the picture (so the paper).
 """
 
 from __future__ import annotations

@@ -27,7 +27,7 @@ __all__ = ["Pretrained", "default_settings", "pretrain"]
 
 PROBES = 256
 MOST_CHANGE = {"evaluation": 1e-3, "generator": 12**-0.5 / 255}
-"""Half precision is kept where answers move by less than this (root of the mean square): for pictures, by less than storing them as
+"""Half precision is kept where answers move by less than this (root mean square): for pictures, by less than storing them as
 bytes moves them."""
 
 

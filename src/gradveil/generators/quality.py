@@ -62,8 +62,8 @@ class RandomFeatures(nn.Module):
 def kernel_distance(first: Tensor, second: Tensor) -> float:
     """Return the unbiased squared maximum mean discrepancy of two sets of features, kernel (⟨a, b⟩ / d + 1)³.
 
-    Zero for equal distributions; may be slightly below zero by chance. Features (N, d) are first brought to the mean and spread of
-    the second set.
+    Zero for equal distributions; may be slightly below zero by chance. Features (N, d) are first brought to the mean and spread
+    of the second set.
     """
     _enough(first, second, 2)
     mean, spread = second.mean(0), second.std(0).clamp_min(1e-6)

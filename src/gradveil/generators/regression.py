@@ -1,10 +1,10 @@
 """Train the evaluation network: pictures with a known fraction of noise, and that fraction as the answer.
 
-Departs from the paper (20 passes over Tiny-ImageNet, Adam at 1e-4, batches of 128, each mixed at 0, 0.1, ..., 1): half of the ratios
-are continuous; batches are larger; the learning rate starts at 1e-3 and falls to zero along a cosine; and the pictures are varied
-(`gradveil.generators.variety`), because the network also judges X-rays, digits and smooth pictures. The loss, which the paper
-does not state, is the cross-entropy with the ratio as a soft target: its best answer is the expected ratio, and unlike the
-squared error it does not stall at the ends, where the sigmoid is flat.
+Departs from the paper (20 passes over Tiny-ImageNet, Adam at 1e-4, batches of 128, each mixed at 0, 0.1, ..., 1): half of the
+ratios are continuous; batches are larger; the learning rate starts at 1e-3 and falls to zero along a cosine; and the pictures are
+varied (`gradveil.generators.variety`), because the network also judges X-rays, digits and smooth pictures. The loss, which the
+paper does not state, is the cross-entropy with the ratio as a soft target: its best answer is the expected ratio, and unlike
+the squared error it does not stall at the ends, where the sigmoid is flat.
 """
 
 from __future__ import annotations

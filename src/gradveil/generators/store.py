@@ -2,8 +2,8 @@
 
 A name is looked for among the weights that ship with the package, then in the user's cache folder (``GRADVEIL_CACHE``, else
 ``~/.cache/gradveil``), where `gradveil pretrain` puts what it trains or downloads. A path names the weights or the card beside
-them. The card holds the SHA-256 of the weights; a file that does not match is refused. The hash guards against damage and mix-ups; who
-distrusts a card as well gives the hash from elsewhere (``sha256=``).
+them. The card holds the SHA-256 of the weights; a file that does not match is refused. The hash guards against damage and
+mix-ups; who distrusts a card as well gives the hash from elsewhere (``sha256=``).
 """
 
 from __future__ import annotations

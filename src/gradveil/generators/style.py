@@ -162,8 +162,8 @@ class StyleGenerator(nn.Module):
     """Map normal latent codes to pictures: ``forward(z) = synthesis(mapping(z))``.
 
     Departs from the paper: fewer kernels and a latent code of 128, bilinear doubling instead of a filtered transposed
-    convolution, a tanh at the end, and no random noise between the layers. The same z always gives the same picture, which the shadow defense
-    and gradient matching need; ``noise=True`` adds fixed noise maps with learned strengths.
+    convolution, a tanh at the end, and no random noise between the layers. The same z always gives the same picture, which the
+    shadow defense and gradient matching need; ``noise=True`` adds fixed noise maps with learned strengths.
 
     Args:
         size: Side of the pictures: 8, 16, 32, 64, 128 or 256.
