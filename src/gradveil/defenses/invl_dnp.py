@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from dataclasses import dataclass
 from typing import Literal
@@ -13,7 +14,7 @@ from gradveil.adversary import OpenAdversary, prefixed, with_prefix
 from gradveil.defenses.base import DEFENSES, ClientView, Defense, DefenseCard, State
 from gradveil.defenses.denoising import denoise_in_subspace
 from gradveil.defenses.settings import check_choice, check_flag, check_number, check_whole
-from gradveil.defenses.singular_noise import BasisMode, Rule, check_basis, check_share, class_centres, right_bases
+from gradveil.defenses.singular_noise import QUICK, BasisMode, Rule, check_basis, check_share, class_centres, right_bases
 from gradveil.errors import UsageError
 from gradveil.learning.learner import Learner
 from gradveil.records import Batch, Observation, Reconstruction
@@ -125,6 +126,10 @@ class InvLDNP(Defense):
     def bases(self, learner: Learner, inputs: Tensor, targets: Tensor) -> list[Tensor]:
         """Return the directions with noise of every record (k, m)."""
         return right_bases(learner, inputs, targets, share=self.share, rule=self.rule, mode=self.mode, most=self.most)
+
+    def quick(self) -> Defense:
+        """Return the same with noise in few directions only, which are found without a whole decomposition."""
+        return dataclasses.replace(self, mode="leading", most=min(self.most, QUICK))
 
     def adversary(self) -> OpenAdversary:
         """Return the attacker who denoises in the subspace."""

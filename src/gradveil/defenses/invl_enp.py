@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 import torch
@@ -13,7 +14,17 @@ from gradveil.adversary import OBSERVED, OpenAdversary
 from gradveil.defenses.base import DEFENSES, ClientView, Defense, DefenseCard, State
 from gradveil.defenses.embedding_noise import EmbeddingAdversary
 from gradveil.defenses.settings import check_choice, check_flag, check_number, check_whole
-from gradveil.defenses.singular_noise import BasisMode, Rule, check_basis, check_share, noise_range, record_jacobian
+from gradveil.defenses.singular_noise import (
+    QUICK,
+    BasisMode,
+    RecentBases,
+    Rule,
+    check_basis,
+    check_share,
+    left_basis,
+    noise_range,
+    record_jacobian,
+)
 from gradveil.errors import UsageError
 from gradveil.learning.embedding import EMBEDDING, EMBEDDING_GRADIENT
 from gradveil.learning.learner import Learner
@@ -28,6 +39,7 @@ __all__ = ["InvLENP", "SubspaceEmbeddingAdversary"]
 MADE, BASIS, TRUST = "made", "basis", "trust"
 PRECISION = 1e-3
 """What the attacker takes for exact outside the subspace, as a share of a record's embedding."""
+_BASES = RecentBases()
 
 
 @DEFENSES.register(
@@ -141,11 +153,11 @@ class InvLENP(Defense):
     def left_basis(self, learner: Learner, record: Tensor) -> Tensor:
         """Return u_{j+1} … u_k at one input as orthonormal rows (k - j, p)."""
         jacobian = record_jacobian(learner, record, torch.zeros((), dtype=torch.long, device=record.device))
-        scaled = self._range(jacobian)
-        if len(scaled) == 0:
-            return record.new_zeros((0, jacobian.outputs))
-        # Orthonormal up to rounding; made so exactly, since what an attacker projects out must be gone.
-        return torch.linalg.qr(jacobian.push(scaled).T)[0].T.contiguous()
+        return left_basis(jacobian, self._range(jacobian))
+
+    def quick(self) -> Defense:
+        """Return the same with noise in few directions only, which are found without a whole decomposition."""
+        return dataclasses.replace(self, mode="leading", most=min(self.most, QUICK))
 
     def adversary(self) -> OpenAdversary:
         """Return the attacker who compares where there is no noise."""
@@ -170,7 +182,6 @@ class SubspaceEmbeddingAdversary(EmbeddingAdversary):
     """
 
     defense: InvLENP
-    _made: list[tuple[Learner, Tensor | None, Tensor]] = field(default_factory=list, init=False, repr=False, compare=False)
 
     @property
     def incomplete(self) -> bool:
@@ -190,16 +201,14 @@ class SubspaceEmbeddingAdversary(EmbeddingAdversary):
         return {OBSERVED + EMBEDDING: seen, BASIS: basis.to(seen), TRUST: trust}
 
     def _basis(self, learner: Learner, public: Tensor | None, shape: tuple[int, ...]) -> Tensor:
-        """Return the span of the noise; made once for all observations of one model."""
-        for known, images, basis in self._made:
-            if known is learner and images is public:
-                return basis
+        """Return the span of the noise."""
         like = next(iter(learner.weights.values()))
-        mean = torch.full(shape, 0.5, dtype=like.dtype, device=like.device) if public is None else public.to(like).mean(0)
-        basis = self.defense.left_basis(learner, mean)
-        self._made.append((learner, public, basis))
-        del self._made[:-2]
-        return basis
+
+        def make() -> Tensor:
+            mean = torch.full(shape, 0.5) if public is None else public.mean(0)
+            return self.defense.left_basis(learner, mean.to(like))
+
+        return _BASES.get(learner, public, self.defense, make)
 
     def compare(self, evidence: Named, simulated: Named, variables: Named) -> Comparison:
         """Compare what the noise does not reach, and a little of what it does."""

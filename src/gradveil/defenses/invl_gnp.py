@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from dataclasses import dataclass
 from typing import Literal
@@ -14,6 +15,7 @@ from gradveil.defenses.base import DEFENSES, ClientView, Defense, DefenseCard, S
 from gradveil.defenses.invl_gnp_adversary import SubspaceUpdateAdversary
 from gradveil.defenses.settings import check_choice, check_flag, check_number, check_whole
 from gradveil.defenses.singular_noise import (
+    QUICK,
     BasisMode,
     Rule,
     average_jacobian,
@@ -64,9 +66,10 @@ class InvLGNP(Defense):
 
     Departs from the paper: it does not say whose class centres, what becomes of absent classes, nor how often Ḡ is made; here
     they are as above, and Ḡ is made every ``refresh`` rounds. ``rule`` offers other readings of "95 %" and "60 %". Where the
-    spectrum is so steep that j would reach k, one direction keeps its noise. Where training takes several steps, noise is added once, to
-    the update, in its own units. A client with one record has that record as its centre: then Ḡ is the record's own Jacobian, as
-    in Theorem 3, and nobody else can compute it. ``centres="public"`` takes the mean public input for every class instead.
+    spectrum is so steep that j would reach k, one direction keeps its noise. Where training takes several steps, noise is added
+    once, to the update, in its own units. A client with one record has that record as its centre: then Ḡ is the record's
+    own Jacobian, as in Theorem 3, and nobody else can compute it. ``centres="public"`` takes the mean public input for every
+    class instead.
 
     Cost: `gradveil.risk.spectra` per refresh. ``mode="leading"`` finds at most ``most`` vectors by Lanczos, for large models. The
     client keeps m (k - j) numbers and the weights Ḡ was made at. Known weakness: `SubspaceUpdateAdversary`.
@@ -150,6 +153,10 @@ class InvLGNP(Defense):
         if view.public is None:
             raise UsageError("invl_gnp: centres='public' needs public inputs, and there are none; set centres='own'")
         return public_centres(view.learner, view.public)
+
+    def quick(self) -> Defense:
+        """Return the same with noise in few directions only, which are found without a whole decomposition."""
+        return dataclasses.replace(self, mode="leading", most=min(self.most, QUICK))
 
     def adversary(self) -> OpenAdversary:
         """Return the attacker who compares where there is no noise."""

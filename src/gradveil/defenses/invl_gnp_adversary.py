@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from gradveil.adversary import OBSERVED, OpenAdversary, prefixed
-from gradveil.defenses.singular_noise import average_jacobian, noise_range, public_centres
+from gradveil.defenses.singular_noise import RecentBases, average_jacobian, left_basis, noise_range, public_centres
 from gradveil.learning.learner import Learner
 from gradveil.records import Comparison, Observation
 from gradveil.tensors import Named, flatten, norm, unflatten
@@ -20,6 +20,7 @@ PRECISION = 1e-3
 """What the attacker takes for exact outside the subspace, as a share of the update."""
 MOST_ENTRIES = 2**29
 """Largest U that is formed, in numbers; for larger models the attacker compares plainly and says that it is incomplete."""
+_BASES = RecentBases()
 
 
 @dataclass(frozen=True)
@@ -53,7 +54,6 @@ class SubspaceUpdateAdversary(OpenAdversary):
     mode: str
     most: int
     shared: bool
-    _made: list[tuple[Learner, Tensor | None, Tensor]] = field(default_factory=list, init=False, repr=False, compare=False)
 
     @property
     def incomplete(self) -> bool:
@@ -82,20 +82,15 @@ class SubspaceUpdateAdversary(OpenAdversary):
         return {**found, BASIS: basis.to(exact), TRUST: trust}
 
     def _basis(self, learner: Learner, public: Tensor | None, shape: tuple[int, ...]) -> Tensor:
-        """Return u_{j+1} … u_k as rows (k - j, p); made once for all observations of one model."""
-        for known, images, basis in self._made:
-            if known is learner and images is public:
-                return basis
-        like = next(iter(learner.weights.values()))
-        images = public if public is not None else torch.full((1, *shape), 0.5, dtype=like.dtype, device=like.device)
-        jacobian = average_jacobian(learner, *public_centres(learner, images))
-        found = noise_range(jacobian, low=self.spared, high=self.share, rule=self.rule, mode=self.mode, most=self.most)
-        # Orthonormal up to rounding; made so exactly, since what is projected out must be gone.
-        pushed = jacobian.push(found.scaled) if len(found.scaled) else like.new_zeros((0, jacobian.outputs))
-        basis = torch.linalg.qr(pushed.T)[0].T.contiguous() if len(pushed) else pushed
-        self._made.append((learner, public, basis))
-        del self._made[:-2]
-        return basis
+        """Return u_{j+1} … u_k as rows (k - j, p)."""
+
+        def make() -> Tensor:
+            images = torch.full((1, *shape), 0.5) if public is None else public
+            jacobian = average_jacobian(learner, *public_centres(learner, images))
+            found = noise_range(jacobian, low=self.spared, high=self.share, rule=self.rule, mode=self.mode, most=self.most)
+            return left_basis(jacobian, found.scaled)
+
+        return _BASES.get(learner, public, self, make)
 
     def compare(self, evidence: Named, simulated: Named, variables: Named) -> Comparison:
         """Compare what the noise does not reach, and a little of what it does."""

@@ -11,6 +11,7 @@ one forward product, and U_{j:k} n has the law of U_{j:k} U_{j:k}ᵀ ε with ε 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -31,15 +32,19 @@ if TYPE_CHECKING:
     from gradveil.risk.spectra import Spectrum
 
 __all__ = [
+    "QUICK",
     "BasisMode",
     "NoiseRange",
+    "RecentBases",
     "Rule",
     "average_jacobian",
     "check_basis",
     "check_share",
     "class_centres",
     "leading_count",
+    "left_basis",
     "noise_range",
+    "noisy_ranks",
     "public_centres",
     "record_jacobian",
     "right_bases",
@@ -52,6 +57,8 @@ BasisMode = Literal["auto", "dense", "gram", "leading"]
 BASIS_MODES = ("auto", "dense", "gram", "leading")
 AT_ONCE = 32_000_000
 """Entries of the Jacobians of several records that are formed together; larger ones go one by one."""
+QUICK = 64
+"""Directions in which attackers who simulate a defense hundreds of times let it add noise."""
 DETERMINED = {torch.float64: 1e-6, torch.float32: 1e-4}
 """Share of σ_1 below which rounding of the Gram matrix, and not the model, decides a singular vector."""
 
@@ -101,13 +108,22 @@ def _count(found: Spectrum, share: float, rule: str) -> int:
     return leading_count(found.values, share, rule, beyond=beyond, count=min(found.inputs, found.outputs))
 
 
+def noisy_ranks(found: Spectrum, *, low: float, high: float, rule: str, most: int) -> tuple[int, int]:
+    """Return j and k: the singular values after the first j, up to the k-th, are those whose directions get noise."""
+    if found.dead:
+        return 0, 0
+    last = min(_count(found, high, rule), most)
+    # On a spectrum so steep that both shares end at the same value, one direction keeps its noise.
+    return (min(_count(found, low, rule), max(0, last - 1)) if low > 0 else 0), last
+
+
 def right_basis(jacobian: Jacobian, *, share: float, rule: str, mode: str, most: int) -> Tensor:
     """Return v_1 … v_k of one record as rows (k, m); none where nothing shared depends on the input."""
     from gradveil.risk.spectra import choose_mode, spectrum
 
     chosen = choose_mode(jacobian) if mode == "auto" else mode
     found = spectrum(jacobian, mode=chosen, leading=min(most, jacobian.inputs), right=True, seed=Seed(0))
-    kept = 0 if found.dead else min(most, _count(found, share, rule))
+    _, kept = noisy_ranks(found, low=0.0, high=share, rule=rule, most=most)
     if found.right is None or kept == 0:
         return jacobian.at.new_zeros((0, jacobian.inputs))
     return found.right[:, :kept].T.to(jacobian.at)
@@ -227,6 +243,38 @@ def average_jacobian(learner: Learner, centres: Tensor, labels: Tensor) -> Jacob
     return Jacobian(lambda shift: shifted.gradient(inner, shift.unsqueeze(0), labels), at, shifted, labels)
 
 
+class RecentBases:
+    """Bases that attackers made lately, by what they were made from; one serves all observations of a model.
+
+    What a basis was made from is compared by identity and kept alive with it, so that no other object can take its place.
+    """
+
+    def __init__(self, most: int = 2) -> None:
+        """Keep at most this many."""
+        self._most = most
+        self._made: list[tuple[Learner, Tensor | None, object, Tensor]] = []
+
+    def get(self, learner: Learner, public: Tensor | None, settings: object, make: Callable[[], Tensor]) -> Tensor:
+        """Return the basis of a learner and public inputs at some settings, made if need be."""
+        for known, images, at, basis in self._made:
+            if known is learner and images is public and at == settings:
+                return basis
+        basis = make()
+        self._made.append((learner, public, settings, basis))
+        del self._made[: -self._most]
+        return basis
+
+
+def left_basis(jacobian: Jacobian, scaled: Tensor) -> Tensor:
+    """Return J times every row of ``scaled``, that is u_{j+1} … u_k, as rows (k - j, p).
+
+    They are orthonormal up to rounding, and made so exactly: what an attacker projects out must be gone.
+    """
+    if len(scaled) == 0:
+        return scaled.new_zeros((0, jacobian.outputs))
+    return torch.linalg.qr(jacobian.push(scaled).T)[0].T.contiguous()
+
+
 @dataclass(frozen=True)
 class NoiseRange:
     """The directions u_{j+1} … u_k of one Jacobian, as v_i / σ_i.
@@ -257,7 +305,6 @@ def noise_range(
     if found.dead or found.right is None:
         return NoiseRange(jacobian.at.new_zeros((0, jacobian.inputs)), 0, 0)
     sound = int((found.values > DETERMINED[jacobian.at.dtype] * found.values[0]).sum())
-    last = max(1, min(_count(found, high, rule), most, sound))
-    first = min(_count(found, low, rule), last - 1)
+    first, last = noisy_ranks(found, low=low, high=high, rule=rule, most=min(most, sound))
     rows = (found.right[:, first:last] / found.values[first:last]).T
     return NoiseRange(rows.to(jacobian.at), first, last)

@@ -25,7 +25,7 @@ from torch import Tensor
 from gradveil.errors import UsageError
 from gradveil.risk.spectra import Spectrum
 
-__all__ = ["MEANING", "InvLoss", "Residual", "inversion_loss", "pruning_lower_bound"]
+__all__ = ["MEANING", "InvLoss", "RankVariances", "Residual", "inversion_loss", "pruning_lower_bound"]
 
 MEANING = (
     "InvRE rests on an upper bound of a linearised optimal attacker's error: a high score warns, and a low one does not acquit."
@@ -33,6 +33,17 @@ MEANING = (
 """Said wherever a score is shown."""
 
 Residual = Literal["complete", "paper"]
+
+
+@dataclass(frozen=True, eq=False)
+class RankVariances:
+    """Gaussian noise that differs from one singular vector to the next, as what it adds to the expected bound.
+
+    Attributes:
+        values: v_iᵀ C v_i (data) or u_iᵀ C u_i (shares) for noise of covariance C, one per singular value.
+    """
+
+    values: Tensor
 
 
 @dataclass(frozen=True, eq=False)
@@ -58,8 +69,8 @@ class InvLoss:
 def inversion_loss(
     spectrum: Spectrum,
     *,
-    data_noise: float | Tensor = 0.0,
-    shared_noise: float | Tensor = 0.0,
+    data_noise: float | Tensor | RankVariances = 0.0,
+    shared_noise: float | Tensor | RankVariances = 0.0,
     residual: Residual = "complete",
     tolerance: float = 0.0,
 ) -> InvLoss:
@@ -67,9 +78,9 @@ def inversion_loss(
 
     Args:
         spectrum: Of one record.
-        data_noise: Noise on the input: its standard deviation, for the expected bound, or the noise itself (m entries; needs
-            right singular vectors).
-        shared_noise: The same on what is shared (p entries; needs left singular vectors).
+        data_noise: Noise on the input: its standard deviation, for the expected bound; its variance along each right singular
+            vector; or the noise itself (m entries; needs right singular vectors).
+        shared_noise: The same on what is shared (left singular vectors; p entries).
         residual: ``complete`` or ``paper``.
         tolerance: Singular values below this share of the largest count as zero: nobody inverts them, so no noise is amplified.
     """
@@ -109,8 +120,12 @@ def pruning_lower_bound(spectrum: Spectrum, dropped: int) -> float:
     return float(_relative(last.sum(), spectrum.energy))
 
 
-def _noise(noise: float | Tensor, vectors: Tensor | None, count: int, name: str, side: str) -> Tensor:
-    """Return (v_iᵀ ε)² for all i; its expectation where only a standard deviation is known."""
+def _noise(noise: float | Tensor | RankVariances, vectors: Tensor | None, count: int, name: str, side: str) -> Tensor:
+    """Return (v_iᵀ ε)² for all i; its expectation where only a standard deviation, or variances, are known."""
+    if isinstance(noise, RankVariances):
+        if len(noise.values) != count or not bool((noise.values >= 0).all()):
+            raise UsageError(f"{name} has {len(noise.values)} variances for {count} singular values; give each one from 0 on")
+        return noise.values.double()
     if not isinstance(noise, Tensor):
         if not noise >= 0 or noise == float("inf"):
             raise UsageError(f"{name} is {noise}; give a standard deviation from 0 on, or the noise itself")

@@ -25,7 +25,7 @@ import torch
 from torch import Tensor
 
 from gradveil.errors import Unreliable, UsageError, suggest
-from gradveil.risk.invloss import InvLoss, Residual, inversion_loss
+from gradveil.risk.invloss import InvLoss, RankVariances, Residual, inversion_loss
 from gradveil.risk.spectra import Spectrum
 
 __all__ = ["BETA", "GAP_RULES", "TOLERANCE", "GapRule", "RiskScore", "Weights", "band_of", "invre", "rank_weights", "risk_score"]
@@ -163,8 +163,8 @@ def risk_score(
     gap_rule: str = "merge",
     tolerance: float = TOLERANCE,
     residual: Residual = "complete",
-    data_noise: float | Tensor = 0.0,
-    shared_noise: float | Tensor = 0.0,
+    data_noise: float | Tensor | RankVariances = 0.0,
+    shared_noise: float | Tensor | RankVariances = 0.0,
     noise_form: str = "paper",
 ) -> RiskScore:
     """Return InvRE of one record, with the noise of a defense where it has any.
