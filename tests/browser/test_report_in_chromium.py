@@ -132,6 +132,23 @@ def test_the_table_to_decide_by_sorts_and_fits_a_phone(tmp_path: Path) -> None:
     assert said["width"] == 390 and said["scroll"] <= 390 and said["wide"] == []
 
 
+def test_the_risk_section_shows_sorts_and_fits_a_phone(tmp_path: Path) -> None:
+    page = write_report(make_results(tmp_path / "results"))
+    done = chromium(tmp_path, page, "--dump-dom")
+    section = re.search(r'<section id="risk">.*?</section>', done.stdout, re.DOTALL)
+    assert section is not None
+    text = html.unescape(re.sub(r"<[^>]+>", " ", section.group(0)))
+    assert "does not acquit" in text and "Spearman" in text
+    # Ten pictures, and one chart per defense with one mark per record; the policy had nothing to refuse.
+    assert section.group(0).count("<img") == 10
+    assert section.group(0).count("<circle") == 8 * 16
+    assert [line for line in done.stderr.splitlines() if "CONSOLE" in line] == []
+    said = probe(tmp_path, page, column=2, table="risk-table")
+    scores = [float(text) for text in said["down"]]
+    assert len(scores) == 8 and scores == sorted(scores, reverse=True) and said["up"] == said["down"][::-1]
+    assert said["scroll"] <= 390 and said["wide"] == []
+
+
 def test_the_page_of_a_training_logs_nothing_and_fits_a_phone(tmp_path: Path) -> None:
     page = write_report(make_training(tmp_path / "trained"))
     done = chromium(tmp_path, page, "--dump-dom")

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 
     from gradveil.audit.estimate import Estimate, TrainingEstimate
     from gradveil.report.results import Cell, Results, Share, Summary, Utility
+    from gradveil.report.risks import Risk
     from gradveil.report.verdict import Setting
 
 __all__ = ["print_estimate", "print_results", "results_as_dict"]
@@ -35,6 +36,9 @@ def print_results(folder: Path) -> None:
         out.print(f"\n{setting_words(setting.cells[0])} · attacked by {setting.cells[0].ensemble}")
         out.print(_table(setting))
     _print_doubts(results, out)
+    scored = next((cell.risk for cell in results.cells if cell.risk is not None and cell.risk.defended is not None), None)
+    if scored is not None:
+        out.print(f"InvRE: mean of the records without an attack, and at most. {scored.meaning}")
 
 
 def _table(setting: Setting) -> Table:
@@ -47,7 +51,9 @@ def _table(setting: Setting) -> Table:
     table = Table(box=SIMPLE_HEAD, pad_edge=False)
     table.add_column("defense", overflow="fold", min_width=26)
     trained = any(cell.utility is not None for cell in setting.cells)
-    columns = ("identified", "plain", "informed", "PSNR", "best null", *(("accuracy", "change") if trained else ()), "verdict")
+    scored = any(cell.risk is not None and cell.risk.defended is not None for cell in setting.cells)
+    more = (*(("accuracy", "change") if trained else ()), *(("InvRE",) if scored else ()))
+    columns = ("identified", "plain", "informed", "PSNR", "best null", *more, "verdict")
     for name in columns:
         table.add_column(name, justify="left", no_wrap=True)
     for cell in setting.cells:
@@ -61,9 +67,16 @@ def _table(setting: Setting) -> Table:
             db(psnr.median if psnr else None),
             f"{percent(bar.value)}, {db(cell.bar_psnr.value if cell.bar_psnr else None)}",
             *((_accuracy(cell), points(cell.utility.difference if cell.utility else None)) if trained else ()),
+            *((_invre(cell),) if scored else ()),
             f"{status}{' *' if cell.warnings and not cell.failures else ''}",
         )
     return table
+
+
+def _invre(cell: Cell) -> str:
+    """Return the mean score of the records and the most that any of them may have."""
+    side = cell.risk.defended if cell.risk is not None else None
+    return "–" if side is None or side.high is None else f"{side.mean:.2f}, ≤ {side.high:.2f}"
 
 
 def _accuracy(cell: Cell) -> str:
@@ -124,7 +137,17 @@ def _row(cell: Cell) -> dict[str, Any]:
         "psnr": vars(psnr) if psnr else None,
         "bar": vars(cell.bar) if cell.bar else None,
         "utility": _utility(cell.utility) if cell.utility else None,
+        "risk": _risk(cell.risk) if cell.risk else None,
         "checks": [vars(check) for check in (*cell.failures, *cell.warnings)],
+    }
+
+
+def _risk(risk: Risk) -> dict[str, Any]:
+    found = {name: getattr(risk, name) for name in ("defended", "undefended", "pearson", "spearman")}
+    return {
+        **{"reason": risk.reason, "meaning": risk.meaning, "attack": risk.attack, "n": risk.n, "notes": list(risk.notes)},
+        **{name: vars(value) if value else None for name, value in found.items()},
+        "records": [vars(record) for record in risk.records],
     }
 
 

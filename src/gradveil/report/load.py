@@ -28,6 +28,7 @@ from gradveil.report.results import (
     Threat,
     Timing,
 )
+from gradveil.report.risks import load_mean_error, load_risk
 
 __all__ = ["check_format", "load_results", "without_folders"]
 
@@ -166,6 +167,7 @@ def _cell(cell: Fields, folder: Path, key: str, *, hide_labels: bool) -> Cell:
         timing=_timing(folder / f"{key}.timing.json"),
         pictures=pictures if pictures.is_file() else None,
         certificate=_certificate(cell.part("certificate")),
+        risk=load_risk(cell.part("risk")),
     )
 
 
@@ -235,6 +237,7 @@ def _certificate(found: Fields) -> Certificate | None:
         sentence=found.text("sentence"),
         assumptions=found.texts("assumptions"),
         matching=_share(found.part("matching")),
+        floor=load_mean_error(found.part("mean_error")),
     )
 
 
@@ -286,6 +289,7 @@ def _timing(path: Path) -> Timing:
         peak_memory_mb=timing.number("peak_memory_mb"),
         defense_ms=timing.number("defense_ms"),
         undefended_ms=timing.number("undefended_ms"),
+        risk_seconds=timing.number("risk_seconds"),
     )
 
 

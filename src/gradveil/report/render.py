@@ -23,6 +23,7 @@ from gradveil.report.charts import Axis, frontier_chart, identified_chart, on_fr
 from gradveil.report.daggers import setting_daggers
 from gradveil.report.load import load_results
 from gradveil.report.results import Cell, Results
+from gradveil.report.risk_views import risk_section, told_coefficient
 from gradveil.report.training import Training, is_training, load_training
 from gradveil.report.utility_charts import curve_panels, decision_chart, training_chart
 
@@ -114,6 +115,9 @@ def _environment() -> Environment:
         "significant",
     ):
         made.filters[name] = getattr(numbers, name)
+    made.filters["coefficient"] = told_coefficient
+    made.filters["score"] = lambda value: numbers.MISSING if value is None else f"{value:.3f}"
+    made.filters["error"] = lambda value: numbers.MISSING if value is None else f"{value:.2g}"
     made.filters["sentence"] = words.sentence
     made.filters["spaced"] = lambda text: str(text).replace("_", " ")
     made.globals.update(count=numbers.count, status_of=verdict.status_of, bar_of=verdict.bar_of, judgement=words.judgement)
@@ -185,6 +189,7 @@ def _details(headline: verdict.Headline, results: Results, private: bool, show_p
         "records": rows[:MOST_RECORDS],
         "record_count": len(rows),
         "owners": tables.owners(rows),
+        "risk": risk_section(leading.cells, headline.undefended, headline.best, show_pictures),
         "galleries": pictures.galleries(leading.cells, headline.undefended) if show_pictures else [],
         "flags": tables.flags(headline.settings),
         "nulls": words.NULLS,

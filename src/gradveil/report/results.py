@@ -10,6 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from gradveil.report.risks import MeanError, Risk
+
 __all__ = [
     "Attacker",
     "Bar",
@@ -140,6 +142,7 @@ class Certificate:
         sentence: The certificate in words.
         assumptions: What must hold for it.
         matching: What an attacker who holds the list of candidates identified; None where it did not run.
+        floor: The least mean error of any attacker; it needs no clipping, so it may stand where nothing else is certified.
     """
 
     identified: float | None = None
@@ -148,6 +151,7 @@ class Certificate:
     sentence: str = ""
     assumptions: tuple[str, ...] = ()
     matching: Share | None = None
+    floor: MeanError | None = None
 
     @property
     def proves_nothing(self) -> bool:
@@ -191,6 +195,7 @@ class Timing:
     peak_memory_mb: float | None = None
     defense_ms: float | None = None
     undefended_ms: float | None = None
+    risk_seconds: float | None = None
 
     @property
     def ratio(self) -> float | None:
@@ -304,6 +309,7 @@ class Cell:
     timing: Timing
     pictures: Path | None
     certificate: Certificate | None = None
+    risk: Risk | None = None
 
     @property
     def ensemble(self) -> str:

@@ -236,16 +236,23 @@ def proofs(found: Sequence[tuple[Cell, Guarantee | None]]) -> Proofs:
 
 @dataclass(frozen=True, kw_only=True)
 class Certificates:
-    """Cells with what no attacker can exceed, the levels of PSNR they name, and every assumption once."""
+    """Cells with what no attacker can exceed, the levels of PSNR they name, and every assumption once.
+
+    ``smoothing`` is the width of the prior behind the floors under the mean error; None where there are none.
+    """
 
     cells: tuple[Cell, ...]
     levels: tuple[str, ...]
     assumptions: tuple[str, ...]
+    smoothing: float | None = None
 
 
 def certificates(cells: Sequence[Cell]) -> Certificates:
     """Return the cells that have a certificate, each with its own; none where no defense has one."""
-    found = [(cell, cell.certificate) for cell in cells if cell.certificate and cell.certificate.identified is not None]
+    proved = [(cell, cell.certificate) for cell in cells if cell.certificate is not None]
+    found = [(cell, each) for cell, each in proved if each.identified is not None or each.floor is not None]
     levels = dict.fromkeys(level for _, each in found for level in each.psnr)
     said = dict.fromkeys(line for _, each in found for line in each.assumptions)
-    return Certificates(cells=tuple(cell for cell, _ in found), levels=tuple(levels), assumptions=tuple(said))
+    smoothing = next((each.floor.smoothing for _, each in found if each.floor is not None), None)
+    cells = tuple(cell for cell, _ in found)
+    return Certificates(cells=cells, levels=tuple(levels), assumptions=tuple(said), smoothing=smoothing)

@@ -20,6 +20,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from tests.unit.report.example_risks import risk
 from tests.unit.report.example_trainings import certificate, guarantee, utility
 
 Pictures = npt.NDArray[np.float32]
@@ -209,7 +210,7 @@ def cell(example: Example, key: str, settings: dict[str, Any], owners: bool = Fa
         "checks": [OK, *example.checks],
         "bytes": {"up": example.bytes_up, "dense": 63304},
         "certificate": certificate(example.spelling),
-        "risk": None,
+        "risk": risk(example.spelling, _records(example, owners)),
     }
 
 
@@ -314,6 +315,7 @@ def make_results(
         made |= {"utility": utility(folder, example, DEFENSES[0], seeds)} if seeds else {}
         (cells / f"{key}.json").write_text(json.dumps(made))
         timing = {"key": key, "seconds": 21.4, "attack_steps": 16000, "steps_per_second": 900.0, "peak_memory_mb": 900}
+        timing |= {"risk_seconds": 20.1}
         timing |= {"defense_ms": example.defense_ms, "undefended_ms": 2.9}
         (cells / f"{key}.timing.json").write_text(json.dumps(timing))
         if i not in without_pictures:

@@ -39,6 +39,7 @@ def certificate(spelling: str) -> dict[str, Any]:
         "assumptions": ["the record was drawn from 128 candidates"],
         "sentence": "at most 27 % of records can be identified by anyone among 128 candidates (noise per client)",
         "matching": {"value": 3 / 16, "low": 0.066, "high": 0.43, "count": 3, "n": 16},
+        "mean_error": {"mse": 0.0021, "low": 0.0019, "high": 0.0023, "psnr": 27.2, "n": 32, "smoothing": 0.1, "reason": ""},
     }
 
 

@@ -1,0 +1,134 @@
+"""Risk on the page: scores with and without the defense, the extremes, the correlation, and no picture that must not leave."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gradveil.report import write_report
+from gradveil.report.load import load_results
+from gradveil.report.risk_views import exposed, risk_section, scatter, told_coefficient
+from gradveil.report.risks import Coefficient
+from tests.unit.report.example_results import HOSTILE, make_results
+from tests.unit.report.test_report_certificates import change, text_of
+
+
+def section(path: Path) -> str:
+    page = path.read_text(encoding="utf-8")
+    found = re.search(r'<section id="risk">.*?</section>', page, re.DOTALL)
+    assert found is not None
+    return found.group(0)
+
+
+def without(cell: dict[str, Any]) -> None:
+    cell["risk"] = None
+
+
+def test_both_scores_the_correlation_and_the_meaning_are_there(tmp_path: Path) -> None:
+    folder = make_results(tmp_path)
+    cell = load_results(folder).cells[0]
+    assert cell.risk is not None and cell.risk.defended is not None and cell.risk.spearman is not None
+    text = text_of(write_report(folder))
+    assert "a low one does not acquit" in text
+    assert f"Spearman {told_coefficient(cell.risk.spearman)}" in text and "n = 16" in text
+    assert f"{cell.risk.defended.mean:.3f}" in text and "leading" in text and "20 s" in text
+
+
+def test_the_extremes_are_those_of_the_undefended_update(tmp_path: Path) -> None:
+    cells = load_results(make_results(tmp_path)).cells
+    bare, noisy = cells[0], cells[3]
+    assert bare.risk is not None and noisy.risk is not None
+    (_, most), (_, least) = exposed(bare, noisy, show_pictures=True)
+    ranked = sorted(bare.risk.records, key=lambda record: -record.invre)
+    assert [entry.pseudonym for entry in most] == [record.pseudonym for record in ranked[:5]]
+    assert [entry.pseudonym for entry in least] == [record.pseudonym for record in ranked[:-6:-1]]
+    defended = {record.pseudonym: record.invre for record in noisy.risk.records}
+    assert all(entry.defended == defended[entry.pseudonym] and entry.picture is not None for entry in (*most, *least))
+
+
+@pytest.mark.parametrize(("builtin", "private", "pictures"), [(True, False, True), (False, False, False), (False, True, True)])
+def test_pictures_of_user_data_stay_in_the_building(tmp_path: Path, builtin: bool, private: bool, pictures: bool) -> None:
+    page = section(write_report(make_results(tmp_path, builtin=builtin), private=private))
+    assert ("data:image" in page) == pictures
+    assert ("Names are pseudonyms" in page) != pictures
+    assert "r-" in page
+
+
+def test_a_score_that_foretells_nothing_is_said_to(tmp_path: Path) -> None:
+    def tell(value: float, p: float) -> str:
+        def edit(cell: dict[str, Any]) -> None:
+            cell["risk"]["correlation"]["spearman"] = {"value": value, "p": p}
+
+        return text_of(write_report(change(make_results(tmp_path), edit)))
+
+    assert "did not tell which records" in tell(-0.3, 0.3)
+    assert "rebuilt better (Spearman −0.70 (p = 0.004) over 16 records), as they should be" in tell(-0.7, 0.004)
+    assert "here the score misleads" in tell(0.7, 0.0001)
+
+
+def test_a_correlation_that_does_not_exist_is_not_a_number_on_the_page(tmp_path: Path) -> None:
+    def edit(cell: dict[str, Any]) -> None:
+        cell["risk"]["correlation"] = {"attack": "informed", "pearson": None, "spearman": None, "n": 16}
+
+    text = text_of(write_report(change(make_results(tmp_path), edit)))
+    assert "not defined" in text and "cannot be said" in text
+
+
+def test_folders_without_scores_are_read(tmp_path: Path) -> None:
+    folder = change(make_results(tmp_path), without)
+    assert 'id="risk"' not in write_report(folder).read_text(encoding="utf-8")
+    assert risk_section(load_results(folder).cells, None, None, True) is None
+
+
+def test_a_reason_stands_where_there_are_no_scores(tmp_path: Path) -> None:
+    def edit(cell: dict[str, Any]) -> None:
+        cell["risk"] = {
+            "reason": f"{HOSTILE} is BatchNorm on the statistics of the batch",
+            "meaning": "a low one does not acquit",
+        }
+
+    path = write_report(change(make_results(tmp_path), edit))
+    assert "No score for none : " in text_of(path) and "statistics of the batch." in text_of(path)
+    assert HOSTILE not in path.read_text(encoding="utf-8")
+
+
+def test_odd_values_do_not_reach_the_page(tmp_path: Path) -> None:
+    def edit(cell: dict[str, Any]) -> None:
+        cell["risk"]["records"][0]["invre"] = "high"
+        cell["risk"]["records"][1]["error"] = None
+        cell["risk"]["defended"] |= {"worst": None, "bands": 3}
+        cell["risk"]["undefended"] = []
+
+    folder = change(make_results(tmp_path), edit)
+    risk = load_results(folder).cells[0].risk
+    assert risk is not None and len(risk.records) == 15 and risk.undefended is None
+    text = text_of(write_report(folder))
+    assert "nan" not in text.lower().split() and "None" not in text
+
+
+def test_a_scatter_holds_every_record_even_where_all_scores_or_errors_are_equal(tmp_path: Path) -> None:
+    def edit(cell: dict[str, Any]) -> None:
+        for record in cell["risk"]["records"]:
+            record |= {"invre": 0.5, "error": 0.0}
+
+    for folder in (make_results(tmp_path / "a"), change(make_results(tmp_path / "b"), edit)):
+        drawn = scatter(load_results(folder).cells[0], "x")
+        assert drawn is not None and str(drawn).count("<circle") == 16
+    cell = json.loads(next((tmp_path / "a" / "cells").glob("*[0-9a-f].json")).read_text())
+    assert cell["risk"]["records"]
+
+
+def test_coefficients_as_people_write_them() -> None:
+    assert told_coefficient(None) == "not defined"
+    assert told_coefficient(Coefficient(value=0.5, p=None)) == "0.50"
+    assert told_coefficient(Coefficient(value=-0.123, p=0.0421)) == "−0.12 (p = 0.042)"
+
+
+def test_the_floor_under_the_mean_error_stands_in_the_table_of_certificates(tmp_path: Path) -> None:
+    text = text_of(write_report(make_results(tmp_path)))
+    assert "at least 0.0021 (0.0019–0.0023) , at most 27.2" in text.replace("\u00a0", " ")
+    assert "Van Trees" in text
