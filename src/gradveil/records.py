@@ -9,7 +9,7 @@ import dataclasses
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -145,21 +145,38 @@ class ThreatModel:
         rounds: How many rounds of updates on the same data are seen.
         knows: What is known beside the updates.
         active: False for a server that follows the protocol and watches; True for one that alters the model it sends.
+        sees: ``update`` of a client's weights; ``embedding`` that a party of vertical learning sends for a prediction;
+            ``embedding_gradient``: in training, the embedding and the gradient of it that comes back.
     """
 
     clients: int = 1
     rounds: int = 1
     knows: frozenset[Knowledge] = ORDINARY
     active: bool = False
+    sees: Literal["update", "embedding", "embedding_gradient"] = "update"
 
     def describe(self) -> list[str]:
         """Return the threat model in plain sentences."""
         what = "one client's update" if self.clients == 1 else f"only the secure aggregate of {self.clients} clients"
         rounds = "in one round" if self.rounds == 1 else f"in {self.rounds} rounds on the same data"
-        known = [str(item) for item in Knowledge if item in self.knows]
-        unknown = [str(item) for item in Knowledge if item not in self.knows]
+        seen = {
+            "update": f"The attacker sees {what} {rounds}.",
+            "embedding": "The attacker sees the embedding that a party of vertical learning sends for a prediction; no gradient.",
+            "embedding_gradient": (
+                "The attacker sees, in one step of vertical training, the embedding that one party sends and the gradient of it "
+                "that comes back."
+            ),
+        }
+        names = {item: str(item) for item in Knowledge}
+        if self.sees != "update":
+            names |= {
+                Knowledge.ARCHITECTURE: "architecture and weights of the party's bottom model",
+                Knowledge.EXAMPLES: "number of records behind the embedding",
+            }
+        known = [name for item, name in names.items() if item in self.knows]
+        unknown = [name for item, name in names.items() if item not in self.knows]
         return [
-            f"The attacker sees {what} {rounds}.",
+            seen[self.sees],
             f"The attacker knows: {'; '.join(known) or 'nothing else'}.",
             f"The attacker does not know: {'; '.join(unknown) or 'nothing is withheld'}.",
             "The attacker alters the model it sends." if self.active else "The attacker follows the protocol and only watches.",
@@ -172,6 +189,7 @@ class ThreatModel:
             "rounds": self.rounds,
             "knows": sorted(item.name.lower() for item in self.knows),
             "active": self.active,
+            "sees": self.sees,
             "sentences": self.describe(),
         }
 

@@ -7,6 +7,7 @@ from gradveil.attacks.feature_inversion import FeatureInversion
 from gradveil.attacks.inverting_gradients import InvertingGradients
 from gradveil.attacks.linear_layer import LinearLayer
 from gradveil.attacks.matching import Recipe, run_recipe
+from gradveil.attacks.piste import PisteLike
 from gradveil.attacks.referee import Referee, Verdict
 
 __all__ = [
@@ -21,6 +22,7 @@ __all__ = [
     "FeatureInversion",
     "InvertingGradients",
     "LinearLayer",
+    "PisteLike",
     "Recipe",
     "Referee",
     "Verdict",

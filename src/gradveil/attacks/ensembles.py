@@ -19,6 +19,7 @@ from gradveil.attacks.feature_inversion import FeatureInversion
 from gradveil.attacks.inverting_gradients import InvertingGradients
 from gradveil.attacks.linear_layer import LinearLayer
 from gradveil.attacks.matching import LIKELIHOOD
+from gradveil.attacks.piste import PisteLike
 from gradveil.errors import UsageError, suggest
 from gradveil.records import Observation, Reconstruction
 
@@ -115,7 +116,48 @@ STANDARD = Ensemble(
     rehearsals=4,
 )
 
-ENSEMBLES = {ensemble.name: ensemble for ensemble in (QUICK, STANDARD)}
+
+def _embedding_sharp(steps: int, **changes: Any) -> InvertingGradients:
+    """Squared error on the embedding from a smooth start: an embedding tells scale too, which a cosine would throw away."""
+    return _smooth_to_sharp(steps, **({"objective": "l2", "title": "embedding_sharp"} | changes))
+
+
+def _embedding_smooth(steps: int, **changes: Any) -> InvertingGradients:
+    """The same with a strong prior that is kept, for embeddings smaller than the input."""
+    settings: dict[str, Any] = {"objective": "l2", "tv": 3.0, "tv_end": 0.1, "smooth_relu": False, "title": "embedding_smooth"}
+    return _stay_smooth(steps, **(settings | changes))
+
+
+EMBEDDING_QUICK = Ensemble(
+    "embedding-quick-1",
+    "What `quick` means where an embedding is seen: a sharp and a smooth recipe on squared error, and an untrained decoder.",
+    (
+        Member(_embedding_sharp(300), ("plain", "informed")),
+        Member(_embedding_smooth(300), STANCES),
+        Member(_likelihood(300, 1.0), ("informed",)),
+        Member(PisteLike(steps=250), ("plain", "informed")),
+    ),
+    rehearsals=2,
+)
+
+EMBEDDING_STANDARD = Ensemble(
+    "embedding-standard-1",
+    "What `standard` means where an embedding is seen: more steps and restarts, every stance, and DLG and IG as published.",
+    (
+        Member(_embedding_sharp(1500, restarts=2), STANCES),
+        Member(_embedding_sharp(1500, smooth_relu=False, title="embedding_sharp_relu"), ("plain", "informed")),
+        Member(_embedding_smooth(1500), STANCES),
+        Member(_smooth_to_sharp(1500), ("plain", "informed", "zero_mask")),
+        Member(_likelihood(1500, 1.0), ("informed",)),
+        Member(_likelihood(1500, 10.0), ("informed",)),
+        Member(InvertingGradients(steps=2000)),
+        Member(IDLG(steps=500), ("plain", "informed")),
+        Member(PisteLike(), ("plain", "informed")),
+    ),
+    rehearsals=4,
+)
+
+ENSEMBLES = {ensemble.name: ensemble for ensemble in (QUICK, STANDARD, EMBEDDING_QUICK, EMBEDDING_STANDARD)}
 
 
 def names() -> list[str]:
@@ -123,8 +165,17 @@ def names() -> list[str]:
     return sorted(ENSEMBLES)
 
 
-def resolve(spelling: str) -> Ensemble:
-    """Return an ensemble by name (``quick`` means its newest version), or one attack in all its stances as an ensemble of one."""
+def resolve(spelling: str, sees: str = "update") -> Ensemble:
+    """Return an ensemble by name (``quick`` means its newest version), or one attack in all its stances as an ensemble of one.
+
+    Args:
+        spelling: Name, versioned or short, or an attack.
+        sees: What the attacker sees, as in `gradveil.records.ThreatModel`; of embeddings, short names mean the ensembles made
+            for them.
+    """
+    made_for_embeddings = f"embedding-{spelling}"
+    if sees != "update" and any(name.rpartition("-")[0] == made_for_embeddings for name in ENSEMBLES):
+        spelling = made_for_embeddings
     versions = [name for name in ENSEMBLES if name == spelling or name.rpartition("-")[0] == spelling]
     if versions:
         return ENSEMBLES[max(versions, key=lambda name: int(name.rpartition("-")[2]))]
@@ -133,8 +184,8 @@ def resolve(spelling: str) -> Ensemble:
     if ":" not in bare and bare not in ATTACKS.names():
         raise UsageError(f"there is no ensemble or attack called {bare!r}{suggest(bare, known)}")
     attack = ATTACKS.build(spelling)
-    # An attack that is no recipe does the same in every stance.
-    stances = STANCES if hasattr(attack, "recipe") else ("plain",)
+    # An attack that is no recipe does the same in every stance, unless it says which it can take.
+    stances = STANCES if hasattr(attack, "recipe") else getattr(attack, "stances", ("plain",))
     return Ensemble(spelling, "One attack in every stance it can take.", (Member(attack, stances),), rehearsals=2)
 
 

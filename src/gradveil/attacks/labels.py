@@ -4,13 +4,19 @@ For cross-entropy averaged over B examples the bias gradient of the classifier i
 n_c the number of examples of class c and p the predicted probabilities. So db_c is negative where a class is present and the
 network is not yet sure (iDLG, Zhao et al. 2020, for B = 1), and n_c = B (p_c - db_c) for batches once the mean prediction p_c
 is estimated (Geng et al. 2021). The update must have gradient sign.
+
+An embedding of vertical learning tells nothing about labels beside the features; its gradient does. Under the label owner's own
+model there is one gradient per class and record, and the right one is equal to what was seen.
 """
 
 from __future__ import annotations
 
 import torch
 from torch import Tensor
+from torch.func import grad
 
+from gradveil.learning.embedding import EMBEDDING, EMBEDDING_GRADIENT, EmbeddingLearner
+from gradveil.errors import MissingKnowledge
 from gradveil.records import Knowledge, Observation
 from gradveil.tensors import Named
 
@@ -31,6 +37,8 @@ def label_scores(observation: Observation) -> Tensor | None:
     """
     observation = observation.clearest
     update = observation.update.weights
+    if isinstance(observation.learner, EmbeddingLearner):
+        return None  # an embedding (B, features) is no classifier layer, even where B is the number of classes
     layer = classifier_layer(update, observation.classes)
     if layer is None:
         return None
@@ -53,8 +61,13 @@ def recover_labels(observation: Observation) -> Tensor:
 
     One example: the class with the lowest evidence (iDLG). Several: counts n_c = B (p_c - db_c), with p_c the global model's
     mean prediction on grey noise, rounded by largest remainders so that they sum to B. Without a classifier layer: zeros.
+    Of an embedding, record by record from its gradient where that is seen, in the order of the records.
     """
+    if observation.classes == 0:
+        raise MissingKnowledge(f"these targets are no classes and cannot be recovered; grant {Knowledge.LABELS}")
     count = observation.examples
+    if isinstance(observation.learner, EmbeddingLearner) and EMBEDDING_GRADIENT in observation.update.weights:
+        return _from_embedding_gradient(observation.learner, observation)
     device = next(iter(observation.update.weights.values())).device
     scores = label_scores(observation)
     if scores is None:
@@ -68,6 +81,19 @@ def recover_labels(observation: Observation) -> Tensor:
     for index in (wanted - whole).argsort(descending=True)[: int(count - whole.sum())]:
         whole[index] += 1
     return torch.arange(len(scores), device=device).repeat_interleave(whole.to(torch.int64))[:count]
+
+
+def _from_embedding_gradient(learner: EmbeddingLearner, observation: Observation) -> Tensor:
+    """Return, per record, the class whose gradient at the embedding seen is nearest to the gradient seen."""
+    seen, top = observation.update.weights, learner.top
+    assert top is not None  # without it no gradient is seen
+    embedding = seen[EMBEDDING]
+    distances = []
+    for label in range(observation.classes):
+        targets = torch.full((len(embedding),), label, dtype=torch.int64, device=embedding.device)
+        expected = grad(lambda value, own=targets: top.objective(top.weights, value, own))(embedding)
+        distances.append((expected - seen[EMBEDDING_GRADIENT]).flatten(1).square().sum(1))
+    return torch.stack(distances).argmin(0)
 
 
 def _mean_prediction(observation: Observation) -> Tensor:

@@ -1,4 +1,4 @@
-"""Federated training: the honest client, the server that trusts nobody, aggregation, the embedded engine, and vertical learning."""
+"""Federated training: the honest client, the server that trusts nobody, aggregation, the engine, and vertical learning."""
 
 from gradveil.federation.aggregation import aggregate
 from gradveil.federation.client import ClientResult, run_client

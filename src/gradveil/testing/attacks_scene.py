@@ -14,11 +14,12 @@ from torch import Tensor, nn
 from gradveil.adversary import OpenAdversary
 from gradveil.attacks.base import Attack, Desk
 from gradveil.data.public import public_images
+from gradveil.learning.embedding import EmbeddingLearner
 from gradveil.learning.learner import Learner
 from gradveil.learning.losses import cross_entropy
 from gradveil.learning.settings import TrainingSettings
 from gradveil.metrics.psnr import peak_signal_to_noise
-from gradveil.models import build_model
+from gradveil.models import build_model, split_model
 from gradveil.randomness import Seed
 from gradveil.records import Observation, Reconstruction, ThreatModel, Update
 from gradveil.testing.contract import NotApplicable
@@ -34,8 +35,8 @@ HOME_STEPS = 200
 BRIEF = 12
 """Budget where only the form of an answer is looked at."""
 
-MODELS = ("lenet", "mlp(hidden=32)")
-"""An attack is at home in the first of these that it applies to."""
+MODELS = ("lenet", "mlp(hidden=32)", "lenet/cut1")
+"""An attack is at home in the first of these that it applies to; with a cut, the embedding of the bottom model is sent."""
 
 
 @functools.cache
@@ -46,7 +47,10 @@ def home_pictures() -> Tensor:
 
 @functools.cache
 def _learner(spelling: str) -> Learner:
-    model = build_model(spelling, input_shape=SHAPE, classes=CLASSES, seed=Seed(36).child("contract of attacks"))
+    whole, _, cut = spelling.partition("/")
+    model = build_model(whole, input_shape=SHAPE, classes=CLASSES, seed=Seed(36).child("contract of attacks"))
+    if cut:
+        return EmbeddingLearner.of_bottom(split_model(model, cut)[0], cross_entropy)
     return Learner.of(model, cross_entropy, TrainingSettings())
 
 
@@ -86,7 +90,7 @@ class Scene:
         with torch.no_grad():
             for name, value in model.named_parameters():
                 value.copy_(self.learner.weights[name])
-        return Scene(Learner.of(wrap(model), self.learner.loss, self.learner.settings), self.inputs, self.labels)
+        return Scene(type(self.learner).of(wrap(model), self.learner.loss, self.learner.settings), self.inputs, self.labels)
 
     def observe(self, index: int, **changes: Any) -> Observation:
         """Show the undefended update of one picture."""

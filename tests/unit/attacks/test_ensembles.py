@@ -70,7 +70,16 @@ def test_one_attack_is_an_ensemble_of_one() -> None:
 
 
 def test_the_standard_ensemble_holds_every_registered_attack() -> None:
-    assert {m.attack.card.name for m in ENSEMBLES["standard-1"].members} == set(ATTACKS.names())
+    standard = (ENSEMBLES["standard-1"], ENSEMBLES["embedding-standard-1"])
+    assert {m.attack.card.name for ensemble in standard for m in ensemble.members} == set(ATTACKS.names())
+
+
+def test_short_names_mean_other_ensembles_where_an_embedding_is_seen() -> None:
+    assert resolve("quick", "embedding").name == "embedding-quick-1"
+    assert resolve("standard", "embedding_gradient").name == "embedding-standard-1"
+    assert resolve("quick-1", "embedding").name == "quick-1", "a version names one ensemble, whatever is seen"
+    assert resolve("idlg", "embedding").members[0].attack.card.name == "idlg"
+    assert resolve("piste_like").members[0].stances == ("plain", "informed")
 
 
 def stances(ensemble: str, defense: str, **changes: object) -> set[tuple[str, str]]:
