@@ -51,6 +51,11 @@ class OpenAdversary:
         return self.incomplete
 
     @property
+    def replays_raw(self) -> bool:
+        """True where the dummies stand for the client's raw inputs; False where they stand for those it trained on."""
+        return False
+
+    @property
     def matches_plainly(self) -> bool:
         """True where the search is the same as that of an attacker who ignores the defense."""
         searching = ("evidence", "variables", "prepare_learner", "on_examples", "on_gradient", "on_update", "replay", "compare")

@@ -222,6 +222,11 @@ class AdversaryModel(Protocol):
         ...
 
     @property
+    def replays_raw(self) -> bool:
+        """True where the dummies stand for the client's raw inputs; False where they stand for those it trained on."""
+        ...
+
+    @property
     def matches_plainly(self) -> bool:
         """True where the search is the same as that of an attacker who ignores the defense."""
         ...

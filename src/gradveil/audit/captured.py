@@ -130,7 +130,7 @@ def _attack(case: _Case) -> tuple[dict[str, Any], torch.Tensor]:
     found = attack_all(case.attacks, [observation, *(r.observation for r in subject.rehearsals)], case.desk)
     referee = Referee.rehearsed(
         [r.observation for r in subject.rehearsals],
-        [(r.trained_inputs, r.batch.targets.to(cell.device)) for r in subject.rehearsals],
+        [(r.replayed_inputs, r.batch.targets.to(cell.device)) for r in subject.rehearsals],
         [r.batch.inputs.to(cell.device) for r in subject.rehearsals],
         found[1:],
     )

@@ -131,11 +131,11 @@ def _finite(evidence: Evidence) -> Check:
 
 
 def _truth_is_minimum(evidence: Evidence) -> Check:
-    """At the truth (the trained batch), the referee's score should not be above that of what was found."""
+    """At the truth (the batch that is replayed), the referee's score should not be above that of what was found."""
     worse = 0
     for target, verdict in zip(evidence.subject.targets, evidence.verdicts, strict=True):
         device = next(iter(target.observation.update.weights.values())).device
-        truth = Reconstruction(target.trained_inputs.detach(), target.batch.targets.to(device), recipe="truth")
+        truth = Reconstruction(target.replayed_inputs.detach(), target.batch.targets.to(device), recipe="truth")
         at_truth = evidence.referee.scores(target.observation, [truth])[0]
         found = verdict.scores[verdict.chosen]
         worse += at_truth > max(found, evidence.referee.truth_score) * 1.05 + 1e-9

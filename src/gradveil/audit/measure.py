@@ -70,7 +70,7 @@ def run_cell(
     count = len(subject.targets)
     referee = Referee.rehearsed(
         [r.observation for r in subject.rehearsals],
-        [(r.trained_inputs, r.batch.targets.to(cell.device)) for r in subject.rehearsals],
+        [(r.replayed_inputs, r.batch.targets.to(cell.device)) for r in subject.rehearsals],
         [r.batch.inputs.to(cell.device) for r in subject.rehearsals],
         found[count:],
     )
@@ -205,7 +205,14 @@ def _describe_defense(subject: Subject) -> dict[str, Any]:
         "acts_on": sorted({station for part in parts for station in part.card.acts_on}),
         "secure_aggregation": all(part.card.secure_aggregation for part in parts),
         "guarantee": guarantee_of(subject).as_dict(),
+        "measured": _measured(subject),
     }
+
+
+def _measured(subject: Subject) -> dict[str, float]:
+    """Return what the defense tells about itself, in the mean over targets."""
+    names = dict.fromkeys(name for target in subject.targets for name in target.measured)
+    return {name: sum(t.measured.get(name, 0.0) for t in subject.targets) / len(subject.targets) for name in names}
 
 
 def _records(subject: Subject, selected: Scored, best: Scored, kept: Sequence[Reconstruction]) -> list[dict[str, Any]]:

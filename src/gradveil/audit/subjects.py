@@ -5,8 +5,8 @@ This is the only place where truth and observation meet; attacks receive the obs
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
@@ -16,6 +16,7 @@ from gradveil.audit.cells import Cell
 from gradveil.audit.trainings import Training
 from gradveil.data import Dataset, load_data, public_images
 from gradveil.defenses import Defense, build_defense, parts_of
+from gradveil.defenses.base import MEASURED
 from gradveil.errors import UsageError
 from gradveil.federation.client import run_client
 from gradveil.learning import Learner, loss_by_name
@@ -34,12 +35,19 @@ PUBLIC = 32
 
 @dataclass(frozen=True)
 class Target:
-    """One update under attack, with the truth behind it and what really crossed the wire."""
+    """One update under attack, with the truth behind it, what really crossed the wire, and what the defense told its client."""
 
     observation: Observation
     batch: Batch
     trained_inputs: Tensor
     sent: tuple[Payload, ...]
+    measured: Mapping[str, float] = field(default_factory=dict)
+
+    @property
+    def replayed_inputs(self) -> Tensor:
+        """The inputs that an attacker who knows the defense replays: those trained on, or the raw ones, on the same device."""
+        raw = self.observation.adversary.replays_raw
+        return self.batch.inputs.to(self.trained_inputs) if raw else self.trained_inputs
 
 
 @dataclass(frozen=True)
@@ -91,7 +99,7 @@ class Subject:
     def replay(self, batch: Batch, defense: Defense, seed: Seed) -> tuple[Named, ...]:
         """Return what the server would read, round by round, if the clients had these records and this defense."""
         learners = self.targets[0].observation.learners
-        updates, _, _ = _send(learners, batch, defense, seed, _spec(self.learner), self.public)
+        updates, *_ = _send(learners, batch, defense, seed, _spec(self.learner), self.public)
         return tuple(update.weights for update in updates)
 
 
@@ -191,7 +199,7 @@ def _target(
     seed = Seed(cell.seed).child(*path)
     device = torch.device(cell.device)
     moved = batch.replace(inputs=batch.inputs.to(device), targets=batch.targets.to(device))
-    updates, payloads, trained = _send(learners, moved, defense, seed, _spec(learners[0]), public)
+    updates, payloads, trained, measured = _send(learners, moved, defense, seed, _spec(learners[0]), public)
     observation = Observation(
         learners=learners,
         updates=updates,
@@ -205,13 +213,16 @@ def _target(
         labels=moved.targets if cell.known_labels else None,
         public=public if Knowledge.PUBLIC_DATA in cell.threat().knows else None,
     )
-    return Target(observation, batch, trained, payloads)
+    return Target(observation, batch, trained, payloads, measured)
 
 
 def _send(
     learners: tuple[Learner, ...], batch: Batch, defense: Defense, seed: Seed, spec: ModelSpec, public: Tensor
-) -> tuple[tuple[Update, ...], tuple[Payload, ...], Tensor]:
-    """Run all clients of one target through all rounds; return what the server reads per round (the mean over clients)."""
+) -> tuple[tuple[Update, ...], tuple[Payload, ...], Tensor, dict[str, float]]:
+    """Run all clients of one target through all rounds; return what the server reads per round (the mean over clients).
+
+    Last comes what the defense measured, in the mean over clients after the last round.
+    """
     clients = learners[0].settings.clients
     size = len(batch) // clients
     states: list[Named | None] = [None] * clients
@@ -232,7 +243,16 @@ def _send(
                 trained.append(result.trained_batch.inputs)
         mean = {n: torch.stack([d.weights[n] for d in decoded]).mean(0).detach() for n in decoded[0].weights}
         updates.append(Update(mean, examples=len(batch), round=round_index))
-    return tuple(updates), tuple(payloads), torch.cat(trained)
+    return tuple(updates), tuple(payloads), torch.cat(trained), _measured([state for state in states if state is not None])
+
+
+def _measured(states: list[Named]) -> dict[str, float]:
+    told: dict[str, list[float]] = {}
+    for state in states:
+        for name, value in state.items():
+            if name.rpartition("/")[2].startswith(MEASURED):
+                told.setdefault(name, []).append(float(value))
+    return {name: sum(values) / len(values) for name, values in told.items()}
 
 
 def _rounds(cell: Cell, learner: Learner, defense: Defense, batches: list[Batch], public: Tensor) -> tuple[Learner, ...]:
@@ -244,7 +264,7 @@ def _rounds(cell: Cell, learner: Learner, defense: Defense, batches: list[Batch]
         for index, batch in enumerate(batches):
             moved = batch.replace(inputs=batch.inputs.to(cell.device), targets=batch.targets.to(cell.device))
             seed = Seed(cell.seed).child("client", index)
-            updates, _, _ = _send(tuple(learners), moved, defense, seed, _spec(learner), public)
+            updates, *_ = _send(tuple(learners), moved, defense, seed, _spec(learner), public)
             totals.append(updates[round_index - 1].weights)
         rate = cell.learning_rate if cell.shares == "gradient" else 1.0
         last = learners[-1]

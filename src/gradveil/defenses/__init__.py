@@ -27,6 +27,7 @@ from gradveil.defenses.pfgd import PFGD
 from gradveil.defenses.precode import PRECODE
 from gradveil.defenses.pruning import Pruning
 from gradveil.defenses.quantisation import Quantisation
+from gradveil.defenses.refiner import Refiner
 from gradveil.defenses.soteria import Soteria
 from gradveil.defenses.svdefense import SVDefense
 from gradveil.defenses.top_k import TopK
@@ -63,6 +64,7 @@ __all__ = [
     "PercentileNoise",
     "Pruning",
     "Quantisation",
+    "Refiner",
     "SVDefense",
     "Soteria",
     "State",

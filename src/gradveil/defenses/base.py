@@ -25,10 +25,13 @@ from gradveil.registry import Card, Registry
 from gradveil.tensors import Named
 from gradveil.wire.dense import DENSE, decode_dense, encode_dense
 
-__all__ = ["DEFENSES", "HOOKS", "AdaptedModel", "ClientView", "Defense", "DefenseCard", "State"]
+__all__ = ["DEFENSES", "HOOKS", "MEASURED", "AdaptedModel", "ClientView", "Defense", "DefenseCard", "State"]
 
 State = Named
 Setting = Mapping[str, Any]
+
+MEASURED = "measured_"
+"""Scalars of the state under this prefix are what a defense tells about itself; trainings and audits show their mean."""
 
 HOOKS = (
     "prepare",

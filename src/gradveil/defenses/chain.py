@@ -193,6 +193,11 @@ class ChainAdversary(OpenAdversary):
         return any(_changes_update(later) for i in self._comparers() for later in self.parts[i + 1 :])
 
     @property
+    def replays_raw(self) -> bool:
+        """True when a part's attacker does."""
+        return any(part.replays_raw for part in self.parts)
+
+    @property
     def matches_plainly(self) -> bool:
         """True when every part's attacker does."""
         return all(part.matches_plainly for part in self.parts)

@@ -23,6 +23,7 @@ import torch
 
 from gradveil import __version__, tensors
 from gradveil.data import Dataset
+from gradveil.defenses.base import MEASURED
 from gradveil.errors import BadUpdate, UsageError
 from gradveil.federation.client import ClientResult, run_client
 from gradveil.federation.folder import Checkpoint, TrainingFolder
@@ -295,12 +296,13 @@ class _Run:
 
 
 def _counters(states: list[Named]) -> dict[str, float]:
-    """Return the mean over clients of whatever their defenses count: whole numbers without axes in their state."""
-    sums: dict[str, list[int]] = {}
+    """Return the mean over clients of what their defenses tell: whole numbers without axes in their state, and measurements."""
+    sums: dict[str, list[float]] = {}
     for state in states:
         for name, value in state.items():
-            if value.ndim == 0 and not value.is_floating_point() and not value.is_complex():
-                sums.setdefault(name, []).append(int(value))
+            counted = value.ndim == 0 and not value.is_floating_point() and not value.is_complex()
+            if counted or name.rpartition("/")[2].startswith(MEASURED):
+                sums.setdefault(name, []).append(float(value))
     return {name: sum(values) / len(states) for name, values in sorted(sums.items())}
 
 
