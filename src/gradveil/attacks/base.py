@@ -54,6 +54,8 @@ class Desk:
         simulate: The client's defended code on the attacker's own data, where the defense is known.
         progress: Called with the number of candidate-steps done since the last call.
         random_defense: Whether the known defense draws randomness.
+        watch: Called after every step of a gradient-matching recipe with the number of steps and the best leaves so far, one row
+            per target and restart; for studies of how attacks converge.
     """
 
     seed: Seed
@@ -62,6 +64,7 @@ class Desk:
     simulate: Simulate | None = None
     progress: Callable[[int], None] | None = None
     random_defense: bool = False
+    watch: Callable[[int, Named], None] | None = None
 
     def steps(self, wanted: int) -> int:
         """Return how many of the wanted steps the budget allows."""

@@ -17,12 +17,14 @@ from gradveil.attacks.execution import Execution
 from gradveil.attacks.optimisers import Optimiser
 from gradveil.tensors import Named
 
-__all__ = ["Outcome", "Problem", "Refresh", "optimise"]
+__all__ = ["Outcome", "Problem", "Refresh", "Watch", "optimise"]
 
 ASK_EVERY = 16
 
 Refresh = Callable[[int, Named, Named], Named]
 """``(step, leaves, constants) -> constants``: renew what a recipe changes while it runs."""
+Watch = Callable[[int, Named], None]
+"""``(steps, leaves)``: look on while an attack runs."""
 
 
 @dataclass(frozen=True)
@@ -79,6 +81,7 @@ def optimise(
     *,
     stop_below: float = float("-inf"),
     progress: Callable[[int], None] | None = None,
+    watch: Watch | None = None,
 ) -> Outcome:
     """Minimise ``problem`` and return the best iterate of every candidate.
 
@@ -89,6 +92,8 @@ def optimise(
         execution: How candidates are mapped: batched, looped or compiled, and in which chunks.
         stop_below: A candidate whose loss falls below this is done.
         progress: Called with the candidate-steps done.
+        watch: Called after every evaluation with their number and the best iterates so far: what a run with that budget would
+            return, unless its step sizes depend on the budget.
     """
     flat, layout = _flatten(problem.leaves)
     bounds = _box(problem, layout, flat)
@@ -123,6 +128,8 @@ def optimise(
         broken, active = broken | lost, active & ~lost & ~(compared & (best_loss < stop_below))
         if progress is not None:
             progress(n)
+        if watch is not None:
+            watch(step + 1, _unflatten_rows(best, layout))
         # Asking makes the CPU wait for a GPU, so there it is asked rarely; rows that are done stay as they are either way.
         if (step % ASK_EVERY == 0 or flat.device.type == "cpu") and not bool(active.any()):
             break

@@ -166,7 +166,7 @@ def run_recipe(recipe: Recipe, observations: Sequence[Observation], desk: Desk) 
         tracks=_tracker(adversary, smooth or recipe.tv_end is not None, steps, desk),
     )
     floor = float("-inf") if recipe.objective == LIKELIHOOD or not recipe.matching or recipe.relative else 1e-14
-    outcome = optimise(problem, recipe.optimiser, steps, execution, stop_below=floor, progress=desk.progress)
+    outcome = optimise(problem, recipe.optimiser, steps, execution, stop_below=floor, progress=desk.progress, watch=desk.watch)
     if recipe.matching:
         # Priors and schedules aside: whether the *matching* moved is what tells a working attack from a smoothing filter.
         _, first_loss = _misfits(matching, leaves, _scheduled(refresh, steps - 1, leaves, constants), execution)
@@ -227,7 +227,13 @@ def _misfits(matching: _Matching, leaves: Named, constants: Named, execution: Ex
 
 
 def _stack_rows(rows: list[Named]) -> Named:
-    return {name: torch.stack([row[name] for row in rows]) for name in rows[0]}
+    return {name: _stack_one([row[name] for row in rows]) for name in rows[0]}
+
+
+def _stack_one(values: list[Tensor]) -> Tensor:
+    """Stack; what is one and the same tensor for all candidates, as a basis of the model's, is kept once."""
+    first = values[0]
+    return first.expand(len(values), *first.shape) if all(value is first for value in values) else torch.stack(values)
 
 
 def _labels(recipe: Recipe, observation: Observation) -> Tensor | None:

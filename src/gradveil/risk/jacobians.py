@@ -9,7 +9,7 @@ from __future__ import annotations
 import importlib
 import warnings
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cache, cached_property
 from typing import Any, TypeVar
 
@@ -39,8 +39,8 @@ T = TypeVar("T")
 Share = Callable[[Tensor], "Tensor | Named"]
 """From one input, in its own shape, to what is shared about it."""
 
-WORKING_BYTES = 256 * 2**20
-"""How much a batch of products may take while it runs; a rough bound that decides how many run at once."""
+WORKING_BYTES = {"cpu": 256 * 2**20, "cuda": 4 * 2**30}
+"""How much a batch of products may take while it runs, by kind of device; a rough bound that decides how many run at once."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -52,14 +52,14 @@ class Jacobian:
         at: The input, in its own shape and in the precision to compute in.
         learner: Set where what is shared is the plain gradient of this learner: then J has layers (`gradveil.risk.layered`).
         target: The label behind that gradient, of shape (1, ...).
-        working_bytes: Rough bound for a batch of products.
+        working_bytes: Rough bound for a batch of products; 0 takes what suits the device.
     """
 
     share: Share
     at: Tensor
     learner: Learner | None = None
     target: Tensor | None = None
-    working_bytes: int = field(default=WORKING_BYTES)
+    working_bytes: int = 0
 
     @property
     def inputs(self) -> int:
@@ -91,10 +91,24 @@ class Jacobian:
         return shared.reshape(-1) if isinstance(shared, Tensor) else tensors.flatten(shared)
 
     @property
+    def room(self) -> int:
+        """Bytes a batch of products may take."""
+        return self.working_bytes or WORKING_BYTES.get(self.at.device.type, WORKING_BYTES["cpu"])
+
+    @property
     def _at_once(self) -> int:
         # A product keeps several copies of the shared vector and of the input alive; eight of each is a cautious guess.
         each = 8 * (self.outputs + self.inputs) * self.at.element_size()
-        return max(1, min(512, self.working_bytes // each))
+        return max(1, min(512, self.room // each))
+
+    def _over(self, one: Callable[[Tensor], Tensor], rows: Tensor) -> Tensor:
+        """Apply a product to every row: mapped in chunks, or one by one where only one fits.
+
+        A chunk of one is no loop: under vmap torch turns convolutions into grouped ones, which take half as long again on a CPU.
+        """
+        at_once = self._at_once
+        work = (lambda: torch.stack([one(row) for row in rows])) if at_once == 1 else lambda: vmap(one, chunk_size=at_once)(rows)
+        return checked(guarded(work)).detach()
 
     def push(self, directions: Tensor) -> Tensor:
         """Return J v for every row v of ``directions`` (n, m), as (n, p)."""
@@ -105,12 +119,12 @@ class Jacobian:
             tangent: Tensor = pair[1]
             return tangent
 
-        return checked(guarded(lambda: vmap(one, chunk_size=self._at_once)(directions))).detach()
+        return self._over(one, directions)
 
     def pull(self, weights: Tensor) -> Tensor:
         """Return Jᵀ u for every row u of ``weights`` (n, p), as (n, m)."""
         pull = self._pullback[1]
-        return checked(guarded(lambda: vmap(lambda row: pull(row)[0], chunk_size=self._at_once)(weights))).detach()
+        return self._over(lambda row: pull(row)[0], weights)
 
     def rows(self, indices: Tensor) -> Tensor:
         """Return some rows of J."""

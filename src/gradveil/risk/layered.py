@@ -34,8 +34,8 @@ STORE_BYTES = 6 * 2**30
 """What may be kept of all directions at once; layers beyond it wait for another sweep over the directions."""
 PANEL = 256
 """Rows of K per matrix product."""
-SWEEP = 64
-"""Directions at once; more makes buffers that are fetched from the system anew each time."""
+SWEEP = {"cpu": 64, "cuda": 512}
+"""Directions at once; on a CPU more makes buffers that are fetched from the system anew each time."""
 
 
 @dataclass(frozen=True)
@@ -54,6 +54,12 @@ class _Layer:
         self.bias = module.bias is not None
         self._reads = [self._with_one(self._columns(call.read.unsqueeze(0)), 1.0)[0] for call in calls]
         self._deltas = [self._places(call.delta.unsqueeze(0))[0] for call in calls]
+
+    def double(self) -> _Layer:
+        """Return the layer in double precision."""
+        if self._reads[0].dtype == torch.float64:
+            return self
+        return _Layer(self.name, self.module, [_Call(call.read.double(), call.delta.double()) for call in self.calls])
 
     @property
     def parameters(self) -> int:
@@ -253,11 +259,14 @@ def _gram(jacobian: Jacobian, probe: _Probe, store_bytes: int) -> Tensor:
     }
     widths = {name: layer.parameters if layer.explicit(size) else layer.factors for name, layer in layers.items()}
     widths |= {name: value.numel() for name, value in probe.others.items()}
-    gram = torch.zeros((size, size), dtype=point.dtype, device=point.device)
+    # Tangents in single precision move singular values by about 1e-7 of the largest; sums of squares in single precision would
+    # drown all below 1e-3 of it. So K is summed in double precision, whatever the tangents are in.
+    gram = torch.zeros((size, size), dtype=torch.float64, device=point.device)
     for group in _groups(widths, size * point.element_size(), store_bytes):
         stores = _sweep(jacobian, probe, order, {name: layers[name] for name in group if name in layers}, group, widths)
         for name in group:
-            _add(gram, stores.pop(name), layers.get(name), jacobian.working_bytes)
+            layer = layers.get(name)
+            _add(gram, stores.pop(name), layer.double() if layer is not None else None, jacobian.room)
     return gram.tril() + gram.tril(-1).T
 
 
@@ -294,7 +303,9 @@ def _sweep(
         )
 
     activity = sum(zero.numel() for zero in probe.zeros) + size + sum(widths[name] for name in group)
-    at_once = max(1, min(SWEEP, size, jacobian.working_bytes // (6 * activity * point.element_size())))
+    at_once = max(
+        1, min(SWEEP.get(point.device.type, SWEEP["cpu"]), size, jacobian.room // (6 * activity * point.element_size()))
+    )
     for start in range(0, size, at_once):
         stop = min(size, start + at_once)
         directions = torch.zeros((stop - start, size), dtype=point.dtype, device=point.device)
@@ -319,11 +330,15 @@ def _add(gram: Tensor, store: Tensor, layer: _Layer | None, working_bytes: int) 
     size = len(gram)
     factored = layer is not None and not layer.explicit(size)
     wide = (layer.parameters if layer is not None and factored else 0) + store.shape[1]
-    panel = max(1, min(PANEL, working_bytes // (2 * wide * store.element_size())))
+    panel = max(1, min(PANEL, working_bytes // (2 * wide * gram.element_size())))
     for start in range(0, size, panel):
         stop = min(size, start + panel)
-        rows = store[start:stop]
+        rows = store[start:stop].to(gram.dtype)
         if factored:
             assert layer is not None
             rows = layer.from_weights(layer.to_weights(rows))
-        gram[start:stop, :stop].addmm_(rows, store[:stop].T)
+        # A store in single precision is widened a panel at a time: a whole copy would take twice its memory.
+        step = stop if store.dtype == gram.dtype else panel
+        for first in range(0, stop, step):
+            last = min(stop, first + step)
+            gram[start:stop, first:last].addmm_(rows, store[first:last].to(gram.dtype).T)

@@ -11,6 +11,8 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -23,6 +25,7 @@ from torch import Tensor
 from gradveil.errors import Unreliable, UsageError, suggest
 from gradveil.randomness import Seed
 from gradveil.risk.jacobians import Jacobian
+from gradveil.risk.lanczos import leading_triplets
 from gradveil.risk.layered import layered_gram
 
 __all__ = ["MODES", "Mode", "Spectrum", "choose_mode", "left_vectors", "spectrum"]
@@ -32,17 +35,13 @@ MODES = ("auto", "dense", "gram", "leading")
 
 LEADING = 64
 """Triplets sought by ``leading``."""
-BLOCK = 16
-ROUNDS = 40
-"""Most blocks a Lanczos run may take; it then answers with the triplets that have converged."""
-CONVERGED = {torch.float64: 1e-5, torch.float32: 1e-4}
-"""Largest residual ‖K v - σ² v‖ over σ₁² of a triplet that counts as found; the error of σ² is of the order of its square."""
-PROBES = 8
-NOTHING = 1e-12
 DENSE_ENTRIES = 4_000_000
 GRAM_INPUTS = 4096
+COLUMN_BYTES = 2 * 2**30
+"""Largest J that is kept by columns."""
+COLUMNS = 512
 CHECKS = 3
-AGREES = {torch.float64: 1e-8, torch.float32: 1e-3}
+AGREES = {torch.float64: 1e-8, torch.float32: 1e-4}
 
 
 @dataclass(frozen=True, eq=False)
@@ -136,18 +135,33 @@ def spectrum(
     chosen = choose_mode(jacobian) if mode == "auto" else mode
     generator = (seed or Seed(0)).child("spectrum").generator("directions")
     begun = time.perf_counter()
-    if chosen == "dense":
-        found = _dense(jacobian, right or left)
-    elif chosen == "gram":
-        found = _gram(jacobian, right or left, generator)
-    else:
-        found = _leading(jacobian, leading, generator)
-    if left:
-        found = replace(found, left=left_vectors(jacobian, found))
+    with _full_precision(jacobian.at.device):
+        if chosen == "dense":
+            found = _dense(jacobian, right or left)
+        elif chosen == "gram":
+            found = _gram(jacobian, right or left, generator)
+        else:
+            found = _leading(jacobian, leading, generator)
+        if left:
+            found = replace(found, left=left_vectors(jacobian, found))
     if not right:
         found = replace(found, right=None)
     notes = (*found.notes, *(["nothing that is shared depends on the input: the Jacobian is zero"] if found.dead else []))
     return replace(found, seconds=time.perf_counter() - begun, notes=notes)
+
+
+@contextmanager
+def _full_precision(device: torch.device) -> Iterator[None]:
+    """Forbid the ten-bit products (TF32) that a GPU otherwise puts in place of single precision in convolutions."""
+    if device.type != "cuda":
+        yield
+        return
+    before = torch.backends.cudnn.allow_tf32, torch.backends.cuda.matmul.allow_tf32
+    torch.backends.cudnn.allow_tf32 = torch.backends.cuda.matmul.allow_tf32 = False
+    try:
+        yield
+    finally:
+        torch.backends.cudnn.allow_tf32, torch.backends.cuda.matmul.allow_tf32 = before
 
 
 def left_vectors(jacobian: Jacobian, found: Spectrum) -> Tensor:
@@ -206,26 +220,48 @@ def _gram(jacobian: Jacobian, vectors: bool, generator: torch.Generator) -> Spec
 
 
 def _gram_by_rows(jacobian: Jacobian, generator: torch.Generator) -> Tensor:
-    """Sum K over blocks of rows of J; rows that are zero, as those of pruned entries, are skipped."""
-    gram = torch.zeros((jacobian.inputs,) * 2, dtype=jacobian.at.dtype, device=jacobian.at.device)
-    if jacobian.outputs * jacobian.inputs * jacobian.at.element_size() <= jacobian.working_bytes:
-        columns = jacobian.push(torch.eye(jacobian.inputs, dtype=jacobian.at.dtype, device=jacobian.at.device))
-        return columns @ columns.T
-    block = max(1, min(512, jacobian.working_bytes // (8 * (jacobian.inputs + jacobian.outputs) * jacobian.at.element_size())))
+    """Sum K over blocks of rows of J; rows that are zero, as those of pruned entries, are skipped.
+
+    Where the columns of J fit into memory and are fewer than its rows, as for an early embedding, they are taken instead.
+    """
+    size, like = jacobian.inputs, jacobian.at
+    whole = jacobian.outputs * size * like.element_size()
+    if whole <= jacobian.room or (size < jacobian.outputs and whole <= COLUMN_BYTES):
+        return _gram_by_columns(jacobian)
+    gram = torch.zeros((size, size), dtype=torch.float64, device=like.device)
+    block = max(1, min(512, jacobian.room // (8 * (size + jacobian.outputs) * like.element_size())))
     directions = torch.randn((2, jacobian.inputs), generator=generator, dtype=torch.float64).to(jacobian.at)
     # A row that gives exactly zero along random directions is zero, but for a chance of measure zero.
     alive = (jacobian.push(directions) != 0).any(0).nonzero().flatten()
     for start in range(0, len(alive), block):
-        rows = jacobian.rows(alive[start : start + block])
+        rows = jacobian.rows(alive[start : start + block]).double()
         gram.addmm_(rows.T, rows)
     return gram
+
+
+def _gram_by_columns(jacobian: Jacobian) -> Tensor:
+    size, like = jacobian.inputs, jacobian.at
+    columns = like.new_empty((size, jacobian.outputs))
+    for start in range(0, size, COLUMNS):
+        stop = min(size, start + COLUMNS)
+        directions = torch.zeros((stop - start, size), dtype=like.dtype, device=like.device)
+        directions[:, start:stop].fill_diagonal_(1)
+        columns[start:stop] = jacobian.push(directions)
+    gram = torch.zeros((size, size), dtype=torch.float64, device=like.device)
+    for start in range(0, size, COLUMNS):
+        stop = min(size, start + COLUMNS)
+        rows = columns[start:stop].double()
+        for first in range(0, stop, COLUMNS):
+            last = min(stop, first + COLUMNS)
+            gram[start:stop, first:last] = rows @ columns[first:last].double().T
+    return gram.tril() + gram.tril(-1).T
 
 
 def _disagreement(jacobian: Jacobian, gram: Tensor, generator: torch.Generator) -> float:
     """Return the largest relative difference of ‖J v‖² and vᵀ K v over a few random v."""
     directions = torch.randn((CHECKS, jacobian.inputs), generator=generator, dtype=torch.float64).to(jacobian.at)
     direct = jacobian.push(directions).double().square().sum(1)
-    through = (directions @ gram).double().mul(directions.double()).sum(1)
+    through = (directions.double() @ gram).mul(directions.double()).sum(1)
     scale = torch.maximum(direct, through).max()
     return 0.0 if float(scale) <= 0 else float((direct - through).abs().max() / scale)
 
@@ -264,104 +300,7 @@ def _projections_only(gram: np.ndarray, point: np.ndarray) -> tuple[Tensor, Tens
 
 
 def _leading(jacobian: Jacobian, wanted: int, generator: torch.Generator) -> Spectrum:
-    size, dtype = jacobian.inputs, jacobian.at.dtype
-    wanted = min(wanted, size, jacobian.outputs)
-    point = jacobian.at.reshape(-1)
-    start = torch.randn((min(BLOCK, size), size), generator=generator, dtype=torch.float64).to(point)
-    if float(point.norm()) > 0:
-        start[0] = point  # the directions that matter for the record are reached first
-    basis, images = point.new_zeros((0, size)), point.new_zeros((0, size))
-    block = _orthonormal(start, basis)
-    squares, inner, residuals = point.new_zeros(0), point.new_zeros((0, 0)), point.new_zeros(0)
-    for _ in range(ROUNDS):
-        if len(block) == 0:
-            # Nothing new comes of what there is, as where values are repeated more often than the block is wide: start afresh.
-            again = torch.randn((min(BLOCK, size), size), generator=generator, dtype=torch.float64).to(point)
-            block = _orthonormal(again, basis)
-            if len(block) == 0:
-                break
-        image = jacobian.pull(jacobian.push(block))
-        if len(basis) and float(image.norm()) <= NOTHING * float(images.norm()):
-            block = block[:0]
-            break  # the whole range of K is spanned
-        basis, images = torch.cat([basis, block]), torch.cat([images, image])
-        block = _orthonormal(image, basis)
-        if len(basis) < 2 * wanted and len(block):
-            continue  # too early to look: about two directions are needed for each triplet
-        projected = (basis @ images.T).double()
-        squares, inner = torch.linalg.eigh((projected + projected.T) / 2)
-        squares, inner = squares.flip(0).clamp(min=0), inner.flip(1)
-        residuals = _residuals(basis, images, squares, inner)
-        if _found(squares, residuals, dtype) >= wanted:
-            break
-    found = len(squares) if len(block) == 0 else _found(squares, residuals, dtype)
-    count = max(1, min(wanted, found))
-    right = (inner[:, :count].T.to(dtype) @ basis).double()
-    rest = _frobenius_outside(jacobian, basis, generator)
-    result = _finish(
-        jacobian,
-        squares[:count].sqrt().cpu(),
-        (right @ point.double()).cpu(),
-        "leading",
-        float((basis * images).double().sum()) + rest,
-    )
-    tail = _tail(jacobian, squares, (inner.T.to(dtype) @ basis).double(), start.double(), count)
-    notes = (f"only {count} of {wanted} leading singular values converged",) if found < wanted and len(block) else ()
-    return replace(result, right=right.T.cpu(), tail_ranks=tail[0], tail_energy=tail[1], tail_values=tail[2], notes=notes)
-
-
-def _tail(jacobian: Jacobian, squares: Tensor, ritz: Tensor, start: Tensor, count: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Estimate how many singular values, and how much of the record, lie beyond the triplets found.
-
-    Ritz vectors that have not converged stand for the neighbourhood of their values: squared products with a random start vector
-    estimate how many singular values lie there, those with the record how much of its energy (stochastic Lanczos quadrature).
-    """
-    point = jacobian.at.reshape(-1).double()
-    drawn = start[1:] if len(start) > 1 else start
-    counts = (ritz @ (drawn / drawn.norm(dim=1, keepdim=True)).T).square().mean(1)[count:]
-    energy = (ritz @ point).square()[count:]
-    left = jacobian.inputs - count
-    if len(counts) == 0 or float(counts.sum()) <= 0:
-        end = torch.tensor([float(jacobian.inputs)], dtype=torch.float64)
-        return end, torch.zeros_like(end), torch.zeros_like(end)
-    ranks = count + (counts / counts.sum()).cumsum(0) * left
-    missing = (point.square().sum() - (ritz[:count] @ point).square().sum()).clamp(min=0)
-    values = squares[count:].sqrt()
-    # A node stands for values on both of its sides; at its last rank the value lies half way to the next node.
-    values = (values + torch.cat([values[1:], values[-1:] * 0])) / 2
-    return ranks.cpu(), (missing - energy.cumsum(0)).clamp(min=0).cpu(), values.cpu()
-
-
-def _found(squares: Tensor, residuals: Tensor, dtype: torch.dtype) -> int:
-    """Return how many leading triplets have converged without a gap."""
-    late = (residuals > CONVERGED[dtype] * squares[0]).nonzero()
-    return int(late[0]) if len(late) else len(squares)
-
-
-def _residuals(basis: Tensor, images: Tensor, squares: Tensor, inner: Tensor) -> Tensor:
-    turned = inner.T.to(basis.dtype)
-    off: Tensor = turned @ images - squares.to(basis.dtype).unsqueeze(1) * (turned @ basis)
-    return off.double().square().sum(1).sqrt()
-
-
-def _orthonormal(block: Tensor, basis: Tensor) -> Tensor:
-    """Return what is new in a block, orthonormal and orthogonal to the basis; twice, since once leaves rounding behind."""
-    before = block.norm(dim=1).max()
-    if float(before) == 0 or len(basis) >= block.shape[1]:
-        return block[:0]
-    for _ in range(2):
-        block = block - (block @ basis.T) @ basis
-        _, sizes, rows = torch.linalg.svd(block, full_matrices=False)
-        block = rows[sizes > 1e-12 * before] if block.dtype == torch.float64 else rows[sizes > 1e-6 * before]
-        before = torch.ones_like(before)
-    return block[: basis.shape[1] - len(basis)]
-
-
-def _frobenius_outside(jacobian: Jacobian, basis: Tensor, generator: torch.Generator) -> float:
-    """Estimate the squared sum of J outside the basis by random probes; without bias, and 0 where nothing is outside."""
-    free = jacobian.inputs - len(basis)
-    if free <= 0:
-        return 0.0
-    probes = torch.randn((PROBES, jacobian.inputs), generator=generator, dtype=torch.float64).to(basis)
-    probes = probes - (probes @ basis.T) @ basis
-    return float(jacobian.push(probes).double().square().sum() / PROBES)
+    led = leading_triplets(jacobian, wanted, generator)
+    found = _finish(jacobian, led.values, led.projections, "leading", led.frobenius)
+    tail = {"tail_ranks": led.tail_ranks, "tail_energy": led.tail_energy, "tail_values": led.tail_values}
+    return replace(found, right=led.right, notes=led.notes, **tail)

@@ -176,3 +176,20 @@ def test_chunks_are_equal_where_memory_is_short() -> None:
 def test_an_unknown_mode_is_refused() -> None:
     with pytest.raises(UsageError, match="choose one of auto"):
         choose_execution("fast", CPU, 1, 1, 1, 1)
+
+
+@pytest.mark.parametrize("optimiser", [LBFGS(), Adam(schedule="constant")])
+def test_who_watches_sees_what_smaller_budgets_would_return(optimiser: LBFGS | Adam) -> None:
+    start = torch.tensor([[3.0], [-2.0]])
+    seen: dict[int, Tensor] = {}
+
+    def watch(steps: int, leaves: Named) -> None:
+        seen[steps] = leaves["x"].clone()
+
+    problem = Problem(bumpy, {"x": start}, {"phase": torch.tensor([0.0, 1.0])})
+    whole = optimise(problem, optimiser, 12, Execution("batched", 2), watch=watch)
+    assert list(seen) == list(range(1, 13))
+    assert torch.equal(seen[12], whole.leaves["x"])
+    for budget in (1, 4, 9):
+        alone = optimise(problem, optimiser, budget, Execution("batched", 2))
+        assert torch.equal(seen[budget], alone.leaves["x"])

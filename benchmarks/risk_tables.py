@@ -1,0 +1,200 @@
+"""The study of risk scores as tables in Markdown, from the files of its parts."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from scipy import stats
+
+PREDICTORS = {
+    "invre": "InvRE",
+    "relative": "relative (1 / score)",
+    "fil": "σ_1 (FIL)",
+    "dfil": "‖J‖²/m (dFIL)",
+    "variation": "total variation of the picture",
+}
+Z95 = 1.959964
+
+
+def tables(folder: Path) -> str:
+    """Return all tables whose parts are there."""
+    parts = [json.loads(path.read_text(encoding="utf-8")) for path in sorted(folder.glob("fig*.json"))]
+    trained = folder / "lenet-trained.txt"
+    notes = (
+        f"\nThe trained LeNet is right on {100 * float(trained.read_text()):.1f} % of test pictures.\n"
+        if trained.exists()
+        else ""
+    )
+    spent = sum(part["cpu"] for part in parts)
+    end = (
+        f"\n{len(parts)} parts, {spent / 60:.0f} CPU minutes, torch {parts[0]['torch']}.\n" if parts else "nothing measured yet\n"
+    )
+    return "\n".join([_correlations(parts), notes, _choice(parts), _defenses(parts, "fig7"), _defenses(parts, "fig8"), end])
+
+
+def _joined(parts: list[dict[str, Any]], figure: str, job: str, subject: str, attack: str = "") -> dict[int, dict[str, Any]]:
+    """Return the records of all shards of a job, by row."""
+    chosen = [
+        p for p in parts if p["part"].startswith(figure) and (p["job"], p["subject"], p["attack"]) == (job, subject, attack)
+    ]
+    return {record["row"]: record for part in chosen for record in part["found"]}
+
+
+def _subjects(parts: list[dict[str, Any]], figure: str) -> list[str]:
+    return list(dict.fromkeys(part["subject"] for part in parts if part["part"].startswith(figure) and part["job"] == "attack"))
+
+
+def _expected(record: dict[str, Any]) -> float:
+    counts = np.array(sorted(int(count) for count in record["mse"]))
+    likely = 1 / counts.cumsum()
+    return float((likely / likely.sum()) @ np.array([record["mse"][str(count)] for count in counts]))
+
+
+OUTCOMES: dict[str, Callable[[dict[str, Any]], float]] = {
+    "E[MSE]": _expected,
+    "final MSE": lambda record: float(record["final"]),
+    "E[MSE] / mean x²": lambda record: _expected(record) / max(record["energy"], 1e-9),
+}
+
+
+def _correlations(parts: list[dict[str, Any]]) -> str:
+    lines = ["### Per-record risk against attack error (Fig. 3)", ""]
+    lines.append(
+        "Pearson's r with its 95 % interval and p, Spearman's ρ and p. The paper has r of -0.41 to -0.67 for InvRE; higher risk "
+        "should mean lower error, so all but the last column should be negative."
+    )
+    head = ["shared", "attack", "error", "n", "InvRE: r [95 %], p", "InvRE: ρ, p"]
+    head += [f"{title}: r / ρ" for name, title in PREDICTORS.items() if name != "invre"]
+    lines += ["", "| " + " | ".join(head) + " |", "|" + "---|" * len(head)]
+    for subject in _subjects(parts, "fig3"):
+        risk = _joined(parts, "fig3", "risk", subject)
+        for attack in ("dlg", "ig"):
+            errors = _joined(parts, "fig3", "attack", subject, attack)
+            rows = sorted(set(risk) & set(errors))
+            if len(rows) < 4:
+                continue
+            for title, outcome in OUTCOMES.items():
+                y = np.array([outcome(errors[row]) for row in rows])
+                cells = [subject, attack, title, str(len(rows))]
+                x = np.array([risk[row]["invre"] for row in rows])
+                cells += [_pearson(x, y), _spearman(x, y)]
+                for name in (name for name in PREDICTORS if name != "invre"):
+                    x = np.array([risk[row][name] for row in rows])
+                    cells.append(f"{_r(stats.pearsonr(x, y))} / {_r(stats.spearmanr(x, y))}" if _varies(x, y) else "–")
+                lines.append("| " + " | ".join(cells) + " |")
+    return "\n".join([*lines, "", *_spreads(parts)])
+
+
+def _spreads(parts: list[dict[str, Any]]) -> list[str]:
+    """How much the measures differ between records: what hardly varies cannot rank."""
+    lines = [
+        "| shared | n | InvRE, mean ± sd | score, mean ± sd | dlg: median final MSE | ig: median final MSE |",
+        "|" + "---|" * 6,
+    ]
+    for subject in _subjects(parts, "fig3"):
+        risk = _joined(parts, "fig3", "risk", subject)
+        if not risk:
+            continue
+        cells = [subject, str(len(risk))]
+        for name in ("invre", "score"):
+            values = np.array([record[name] for record in risk.values()])
+            cells.append(f"{values.mean():.4f} ± {values.std(ddof=1) if len(values) > 1 else 0:.4f}")
+        for attack in ("dlg", "ig"):
+            errors = _joined(parts, "fig3", "attack", subject, attack)
+            cells.append(f"{np.median([record['final'] for record in errors.values()]):.2e}" if errors else "–")
+        lines.append("| " + " | ".join(cells) + " |")
+    return [*lines, ""]
+
+
+def _varies(x: Any, y: Any) -> bool:
+    return float(np.ptp(x)) > 0 and float(np.ptp(y)) > 0
+
+
+def _r(found: Any) -> str:
+    return f"{found.statistic:+.2f}"
+
+
+def _pearson(x: Any, y: Any) -> str:
+    if not _varies(x, y):
+        return "– (constant)"
+    found = stats.pearsonr(x, y)
+    middle, half = np.arctanh(np.clip(found.statistic, -0.999999, 0.999999)), Z95 / np.sqrt(max(1, len(x) - 3))
+    return f"{found.statistic:+.2f} [{np.tanh(middle - half):+.2f}, {np.tanh(middle + half):+.2f}], {found.pvalue:.0e}"
+
+
+def _spearman(x: Any, y: Any) -> str:
+    if not _varies(x, y):
+        return "– (constant)"
+    found = stats.spearmanr(x, y)
+    return f"{found.statistic:+.2f}, {found.pvalue:.0e}"
+
+
+def _choice(parts: list[dict[str, Any]]) -> str:
+    """Architectures and cuts, most risky first by InvRE, with the place the attacks give them."""
+    lines = ["### Order of architectures and cuts (Fig. 5 and 6)", ""]
+    families: dict[str, list[str]] = {}
+    for subject in _subjects(parts, "fig56"):
+        families.setdefault(subject.rpartition("-cut")[0] + " cuts" if "-cut" in subject else "architectures", []).append(subject)
+    for family, subjects in families.items():
+        rows = []
+        for subject in subjects:
+            risk = _joined(parts, "fig56", "risk", subject)
+            errors = {attack: _joined(parts, "fig56", "attack", subject, attack) for attack in ("dlg", "ig")}
+            if not risk or not all(errors.values()):
+                continue
+            best = [min(errors[a][row]["final"] for a in errors) for row in risk if all(row in errors[a] for a in errors)]
+            invre = np.array([record["invre"] for record in risk.values()])
+            expected = {a: float(np.mean([_expected(record) for record in errors[a].values()])) for a in errors}
+            rows.append((subject, len(risk), invre, expected, float(np.mean(best)), next(iter(risk.values()))["outputs"]))
+        if not rows:
+            continue
+        rows.sort(key=lambda row: -float(row[2].mean()))
+        lines += [
+            f"| {family} | values shared | n | InvRE, mean ± sd | dlg: E[MSE] | ig: E[MSE] | best attack: mean MSE | PSNR, dB |",
+            "|" + "---|" * 8,
+        ]
+        for subject, n, invre, expected, best_error, outputs in rows:
+            spread = invre.std(ddof=1) if n > 1 else 0.0
+            psnr = 10 * np.log10(1 / max(best_error, 1e-12))
+            lines.append(
+                f"| {subject} | {outputs:,} | {n} | {invre.mean():.3f} ± {spread:.3f} | {expected['dlg']:.4f} | "
+                f"{expected['ig']:.4f} | {best_error:.2e} | {psnr:.1f} |"
+            )
+        if len(rows) > 2:
+            found = stats.spearmanr([float(row[2].mean()) for row in rows], [row[4] for row in rows])
+            lines.append(f"\nSpearman's ρ of mean InvRE and the best attack's error over these {len(rows)}: {_r(found)}.")
+        lines.append("")
+    return "\n".join(lines)
+
+
+def _defenses(parts: list[dict[str, Any]], figure: str) -> str:
+    title = "gradients of LeNet (Fig. 7)" if figure == "fig7" else "embeddings of ResNet-20, cut 1 (Fig. 8)"
+    lines = [f"### InvRE against the strength of defenses: {title}", ""]
+    head = [
+        "defense",
+        "n",
+        "InvRE (paper's noise term)",
+        "InvRE (noise of the inverse)",
+        "informed dlg: MSE",
+        "informed ig: MSE",
+        "PSNR, dB",
+    ]
+    lines += ["| " + " | ".join(head) + " |", "|" + "---|" * len(head)]
+    told: set[str] = set()
+    chosen = [part for part in parts if part["part"].startswith(figure)]
+    chosen.sort(key=lambda part: (not part["part"].endswith("-none"), part["part"]))
+    for part in chosen:
+        records = part["found"]["records"]
+        told |= set(part["found"]["notes"])
+        mean = {name: float(np.mean([record[name] for record in records])) for name in ("paper", "inverse", "dlg", "ig")}
+        best = float(np.mean([min(record["dlg"], record["ig"]) for record in records]))
+        name = "none" if part["part"].endswith("-none") else part["found"]["defense"]
+        lines.append(
+            f"| {name} | {len(records)} | {mean['paper']:.3f} | {mean['inverse']:.3f} | {mean['dlg']:.2e} | {mean['ig']:.2e} | "
+            f"{10 * np.log10(1 / max(best, 1e-12)):.1f} |"
+        )
+    return "\n".join([*lines, "", *(f"* {note}" for note in sorted(told)), ""])
