@@ -42,7 +42,8 @@ def risk(
     alpha: Annotated[str | None, typer.Option(help=ALPHA_HELP)] = None,
     calibrate: Annotated[bool, typer.Option("--calibrate", help="Also write alpha.json: the mean undefended score.")] = False,
     fail_if: Annotated[Texts, typer.Option(metavar="LIMIT", help="Exit with 1 if beyond, as in 'invre>0.45'.")] = None,
-    out: Annotated[Path | None, typer.Option(metavar="DIR", help="Folder for risk.json.")] = None,
+    out: Annotated[Path | None, typer.Option(metavar="DIR", help="Folder for risk.json; risk.html for built-in data.")] = None,
+    private: Annotated[bool, typer.Option("--private", help="With --out: a page with pictures of your own data.")] = False,
     seed: Annotated[int, typer.Option(help="Root of all randomness.")] = 0,
     device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
     quiet: Annotated[bool, typer.Option("--quiet", help="No progress.")] = False,
@@ -56,6 +57,8 @@ def risk(
     """
     if mode not in MODES:
         raise UsageError(f"there is no mode {mode!r}{suggest(mode, MODES)}")
+    if private and out is None:
+        raise UsageError("--private writes a page of pictures; name a folder for it with --out")
     if records < 1:
         raise UsageError(f"--records is {records}; score at least 1")
     models = model or ["lenet"]
@@ -81,12 +84,14 @@ def risk(
     )
     result = _result(found, dataset, centre, compare or len(models) > 1)
     calibrated = _calibration(found, dataset, weights, seed) if calibrate else None
+    page = None
     if out is not None:
         _write(out, {"risk.json": result, **({"alpha.json": calibrated} if calibrated else {})})
+        page = _write_page(out, result, data, dataset, private)
     if as_json:
         print_json(result if calibrated is None else {**result, "calibration": calibrated})
     else:
-        _print(found, result, out)
+        _print(found, result, out, page)
         if calibrated is not None:
             typer.echo(f"alpha = {calibrated['alpha']:.4f} over {calibrated['records']} undefended records")
     enforce(_outcome(limits, found))
@@ -189,7 +194,20 @@ def _write(out: Path, files: dict[str, dict[str, Any]]) -> None:
         raise UsageError(f"cannot write to {str(out)!r} ({error.strerror}); choose another --out") from error
 
 
-def _print(found: Sequence[Assessment], result: dict[str, Any], out: Path | None) -> None:
+def _write_page(out: Path, result: dict[str, Any], source: str, dataset: Dataset, private: bool) -> Path | None:
+    """Write the most and least exposed as pictures, where they may be shown: of built-in data, or on demand."""
+    from gradveil.data import DATASETS
+    from gradveil.report.risk_page import write_risk_page
+
+    builtin = source in DATASETS.names()  # a file of the user's may be called as built-in data is
+    if dataset.inputs.ndim != 4 or not (builtin or private):
+        return None
+    rows = [record["row"] for record in result["assessments"][0]["records"]]
+    shown = {row: dataset.inputs[row].numpy().astype("float32") for row in rows}
+    return write_risk_page(out / ("risk.html" if builtin else "risk-private.html"), result, shown, private=not builtin)
+
+
+def _print(found: Sequence[Assessment], result: dict[str, Any], out: Path | None, page: Path | None) -> None:
     from rich.box import SIMPLE_HEAD
     from rich.table import Table
 
@@ -216,3 +234,5 @@ def _print(found: Sequence[Assessment], result: dict[str, Any], out: Path | None
     screen.print(result["meaning"])
     if out is not None:
         screen.print(f"results: {out / 'risk.json'}")
+    if page is not None:
+        screen.print(f"page: {page}")

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from jinja2 import Environment, FileSystemLoader, StrictUndefined, Template
 from markupsafe import Markup
 
 from gradveil.errors import UsageError
@@ -27,7 +27,7 @@ from gradveil.report.risk_views import risk_section, told_coefficient
 from gradveil.report.training import Training, is_training, load_training
 from gradveil.report.utility_charts import curve_panels, decision_chart, training_chart
 
-__all__ = ["render_report", "render_training", "write_report"]
+__all__ = ["page_assets", "page_template", "render_report", "render_training", "write_report", "write_whole_page"]
 
 TEMPLATES = Path(__file__).parent / "templates"
 MOST_RECORDS = 1000
@@ -54,13 +54,14 @@ def write_report(results: Path, out: Path | None = None, private: bool = False) 
     if path.is_dir():
         raise UsageError(f"cannot write the report to {str(path)!r}: it is a folder; name a file")
     try:
-        _write_whole(path, page)
+        write_whole_page(path, page)
     except OSError as error:
         raise UsageError(f"cannot write the report to {str(path)!r}: {error.strerror or error}") from error
     return path
 
 
-def _write_whole(path: Path, page: str) -> None:
+def write_whole_page(path: Path, page: str) -> None:
+    """Write a page so that a reader finds the old one or the whole new one."""
     path.parent.mkdir(parents=True, exist_ok=True)
     beside = path.with_name(f".{path.name}.{os.getpid()}.part")
     try:
@@ -92,6 +93,17 @@ def render_training(training: Training, *, private: bool) -> str:
             words=words.utility_words(training.settings),
         )
     )
+
+
+def page_template(name: str) -> Template:
+    """Return a template that shares the report's filters and escapes everything."""
+    return _environment().get_template(name)
+
+
+def page_assets(*, show_pictures: bool) -> tuple[str, str]:
+    """Return the style sheet, and a content security policy that allows it and nothing else."""
+    style = _asset("report.css")
+    return style, _policy(style, "", show_pictures)
 
 
 @functools.cache

@@ -1,0 +1,72 @@
+"""A page of ``gradveil risk``: the most and least exposed records as pictures, model by model and defense by defense.
+
+It shows training records, so it is made for built-in data, or where the user asked for a private file.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from markupsafe import Markup
+
+from gradveil.errors import UsageError
+from gradveil.report.pictures import Array, Picture, data_uri
+from gradveil.report.render import page_assets, page_template, write_whole_page
+
+__all__ = ["write_risk_page"]
+
+SHOWN = 5
+
+
+def write_risk_page(path: Path, result: Mapping[str, Any], pictures: Mapping[int, Array], *, private: bool) -> Path:
+    """Write the page of an assessment and return its path.
+
+    Args:
+        path: The file to write.
+        result: What ``gradveil risk --json`` prints.
+        pictures: For every row that was scored, its picture (C, H, W) in [0, 1].
+        private: Whether the pictures are of the user's own data, and the page must say so.
+
+    Raises:
+        UsageError: The file cannot be written.
+    """
+    style, policy = page_assets(show_pictures=True)
+    page = page_template("risk_page.html.jinja").render(
+        style=Markup(style),
+        policy=policy,
+        private=private,
+        result=result,
+        views=[_view(each, result["assessments"], pictures) for each in result["assessments"]],
+    )
+    try:
+        write_whole_page(path, page)
+    except OSError as error:
+        raise UsageError(f"cannot write the page to {str(path)!r}: {error.strerror or error}") from error
+    return path
+
+
+def _view(each: Mapping[str, Any], all_of_them: Sequence[Mapping[str, Any]], pictures: Mapping[int, Array]) -> dict[str, Any]:
+    """Return one model and defense with its extremes; beside each score stands that of the same record without a defense."""
+    bare = next((other for other in all_of_them if other["model"] == each["model"] and other["defense"] == "none"), None)
+    undefended = {record["row"]: record["invre"] for record in bare["records"]} if bare is not None and bare is not each else {}
+    ranked = sorted(each["records"], key=lambda record: (-record["invre"], record["row"]))
+    count = min(SHOWN, (len(ranked) + 1) // 2)
+    groups = [("most exposed", ranked[:count]), ("least exposed", ranked[count:][-count:][::-1])]
+    modes = "+".join(sorted({str(record["mode"]) for record in ranked}))
+
+    def entry(record: Mapping[str, Any]) -> dict[str, Any]:
+        alt = f"row {record['row']}, InvRE {record['invre']:.3f}"
+        shown = pictures.get(record["row"])
+        return {
+            "record": record,
+            "picture": None if shown is None else Picture(uri=data_uri(shown), alt=alt),
+            "undefended": undefended.get(record["row"]),
+        }
+
+    return {
+        "each": each,
+        "modes": modes,
+        "extremes": [(name, [entry(record) for record in group]) for name, group in groups if group],
+    }
