@@ -23,7 +23,7 @@ from gradveil.attacks.ensembles import line_up, resolve
 from gradveil.attacks.execution import Execution, choose_execution
 from gradveil.audit.cells import Cell
 from gradveil.audit.plan import Plan
-from gradveil.audit.subjects import build_learner, build_subject, load_cell_data
+from gradveil.audit.subjects import Subject, build_learner, build_subject, load_cell_data
 from gradveil.audit.trainings import BASELINE, Training, all_trainings
 from gradveil.audit.utility_settings import UtilitySettings
 from gradveil.data import Dataset
@@ -35,6 +35,7 @@ from gradveil.federation.setup import build_federation
 from gradveil.learning import Learner
 from gradveil.randomness import Seed
 from gradveil.records import Batch
+from gradveil.risk.spectra import DENSE_ENTRIES
 from gradveil.tensors import Named
 
 __all__ = ["CellEstimate", "Estimate", "TrainingEstimate", "estimate_plan"]
@@ -46,6 +47,9 @@ JUDGING = 1.25
 START_SECONDS = 6.0
 """Importing torch and loading data, once per worker."""
 MOST_STEPS = 1_000_000
+RISK_UPDATES = 450
+EXACT_UPDATES = 30
+"""What the risk of one record costs, in updates of one client: by leading singular values, or where J is small enough to hold."""
 LATENCY_SECONDS = 5.0
 """What a training spends at its end on timing a client with and without the defense."""
 
@@ -207,7 +211,17 @@ def _row(cell: Cell, dataset: Dataset, speed: _Speed) -> CellEstimate:
         steps += count
         seconds += count * (speed.step + ((draws + 1) * speed.client / REFRESH_EVERY if draws else 0.0))
     stances = tuple(dict.fromkeys(str(getattr(attack, "stance", "plain")) for attack in attacks))
-    return CellEstimate(cell, stances, steps, JUDGING * seconds)
+    return CellEstimate(cell, stances, steps, JUDGING * seconds + _risk_seconds(cell, subject, speed))
+
+
+def _risk_seconds(cell: Cell, subject: Subject, speed: _Speed) -> float:
+    """Return what scores with and without the defense take; those of defenses that only add noise come with the undefended."""
+    if cell.risk == "off":
+        return 0.0
+    size = subject.candidates[0].numel() * subject.learner.parameters
+    each = (EXACT_UPDATES if size <= DENSE_ENTRIES else RISK_UPDATES) * speed.client / cell.batch_size
+    plain = subject.targets[0].observation.adversary.matches_plainly
+    return cell.targets * cell.batch_size * cell.clients * each * (1 if plain else 2)
 
 
 def _untrained(cell: Cell) -> str:

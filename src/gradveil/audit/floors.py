@@ -21,6 +21,7 @@ from gradveil.defenses.dp_sgd import DPSGD
 from gradveil.defenses.gaussian_noise import GaussianNoise
 from gradveil.defenses.none import NoDefense
 from gradveil.errors import GradveilError
+from gradveil.learning import Learner
 from gradveil.randomness import Seed
 from gradveil.risk.exposure import defended_release
 from gradveil.risk.jacobians import Jacobian
@@ -102,7 +103,7 @@ def _adds_gaussian_noise(part: Defense) -> bool:
     return (isinstance(part, GaussianNoise) and part.std > 0) or (isinstance(part, DPSGD) and part.noise_multiplier > 0)
 
 
-def _floor(subject: Subject, learner: Any, seed: Seed) -> Floor:
+def _floor(subject: Subject, learner: Learner, seed: Seed) -> Floor:
     count = min(INPUTS, len(subject.candidates))
     noise = torch.randn(subject.candidates[:count].shape, generator=seed.generator("smoothing"))
     smoothed = subject.candidates[:count] + SMOOTHING * noise

@@ -14,6 +14,7 @@ from gradveil.audit.certified import certify
 from gradveil.audit.floors import SMOOTHING, Floor, mean_error_of_cell
 from gradveil.randomness import Seed
 from gradveil.risk.jacobians import jacobian_of
+from gradveil.risk.mean_error import MeanErrorBound, mean_error_bound, smoothed_score
 from tests.unit.audit.small import make_subject
 
 NOISY = "gaussian_noise(std=0.05)"
@@ -84,7 +85,7 @@ def test_the_best_linear_attacker_of_a_linear_release_meets_the_floor() -> None:
     std, size = 0.05, 6
     matrix = torch.randn((12, size), generator=generator, dtype=torch.float64)
     gram = (matrix.T @ matrix).numpy()
-    bound = floors.mean_error_bound([gram, gram], noise_std=std, score=floors.smoothed_score(size, SMOOTHING))
+    bound = mean_error_bound([gram, gram], noise_std=std, score=smoothed_score(size, SMOOTHING))
     x = SMOOTHING * torch.randn((20000, size), generator=generator, dtype=torch.float64)
     sent = x @ matrix.T + std * torch.randn((20000, 12), generator=generator, dtype=torch.float64)
     ridge = torch.linalg.solve(matrix.T @ matrix / std**2 + torch.eye(size) / SMOOTHING**2, matrix.T @ sent.T / std**2).T
@@ -99,4 +100,4 @@ def test_it_is_part_of_the_certificate_even_where_nothing_else_is_certified() ->
 
 
 def test_a_floor_of_zero_has_no_psnr() -> None:
-    assert Floor(floors.MeanErrorBound(0.0, 0.0, 0.0, 2, "trace", 0.95)).as_dict()["psnr"] is None
+    assert Floor(MeanErrorBound(0.0, 0.0, 0.0, 2, "trace", 0.95)).as_dict()["psnr"] is None
