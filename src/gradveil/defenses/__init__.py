@@ -28,6 +28,7 @@ from gradveil.defenses.precode import PRECODE
 from gradveil.defenses.pruning import Pruning
 from gradveil.defenses.quantisation import Quantisation
 from gradveil.defenses.refiner import Refiner
+from gradveil.defenses.shadow import Shadow
 from gradveil.defenses.soteria import Soteria
 from gradveil.defenses.svdefense import SVDefense
 from gradveil.defenses.top_k import TopK
@@ -66,6 +67,7 @@ __all__ = [
     "Quantisation",
     "Refiner",
     "SVDefense",
+    "Shadow",
     "Soteria",
     "State",
     "TopK",

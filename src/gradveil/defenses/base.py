@@ -191,6 +191,10 @@ class Defense:
         """Return the attacker who knows this defense."""
         return OpenAdversary()
 
+    def quick(self) -> Defense:
+        """Return the same defense with less effort, where effort can be spared: for attackers who simulate it hundreds of times."""
+        return self
+
     @property
     def random(self) -> bool:
         """Whether it draws randomness at these settings; the card says whether it does at some."""

@@ -231,5 +231,5 @@ def distance(left: Named, right: Named) -> float:
 
 
 def at(defense: Defense, setting: Any) -> Defense:
-    """Return the same kind of defense at a setting of its card."""
-    return type(defense)(**dict(setting))
+    """Return the same kind of defense at a setting of its card, with no more effort than it needs to be looked at."""
+    return type(defense)(**dict(setting)).quick()

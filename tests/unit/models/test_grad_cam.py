@@ -117,7 +117,7 @@ def test_hooks_go_even_where_the_model_fails() -> None:
 def test_in_place_activations_are_read_after_them() -> None:
     model, (inputs, targets) = golden_model(), golden_inputs()
     plain = grad_cam_pp(model, model, inputs, targets)
-    model[3] = nn.ReLU(inplace=True)  # type: ignore[index]
+    model.set_submodule("3", nn.ReLU(inplace=True))
     assert torch.allclose(grad_cam_pp(model, model, inputs, targets), plain, atol=1e-6)
 
 
