@@ -16,6 +16,7 @@ from gradveil.defenses.refinement import Optimiser, Refinement, Scope, Terms, pr
 from gradveil.defenses.refiner_adversary import DeblendingAdversary, MixtureAdversary
 from gradveil.defenses.settings import check_choice, check_number, check_whole
 from gradveil.errors import DefenseOrder, ReplaceLayer, UsageError
+from gradveil.learning.settings import TrainingSettings
 from gradveil.models.batch_norm import batch_norm_layers
 from gradveil.records import Batch
 from gradveil.tensors import Named, check_finite
@@ -61,7 +62,7 @@ def _moved(network: nn.Module, device: torch.device, dtype: torch.dtype) -> nn.M
         weakness="the robust picture still holds a share 1 - blend of the real one, which an attacker scales up and denoises; "
         "with a small epsilon mostly the raw gradient is sent, which lambda tells",
         acts_on=("data", "gradient"),
-        ladder=({"epsilon": 0.1}, {"epsilon": 0.5}, {"blend": 0.5}, {"blend": 0.7}, {"blend": 0.9}),
+        ladder=({"blend": 0.1}, {"blend": 0.3}, {"blend": 0.5}, {"blend": 0.7}, {"blend": 0.9}),
         off={"blend": 0.0, "steps": 0},
         random=True,
         reconstruction_of_paper=True,
@@ -152,20 +153,20 @@ class Refiner(Defense):
         drawn = torch.rand(inputs.shape, generator=view.generator("refiner"), device=inputs.device, dtype=inputs.dtype)
         start = (1 - self.blend) * inputs + self.blend * drawn
         refine = refinement.jointly if self.match == "batch" else refinement.singly
+        used = _rows_used(view.learner.settings, len(batch))
         robust, centre = [], None
-        for rows in self._groups(view, len(batch)):
+        for rows in self._groups(view, used):
             noise = view.learner.noise_at(0, list(rows))
             part, raw = refine(inputs[rows.start : rows.stop], start[rows.start : rows.stop], batch.targets[list(rows)], noise)
             robust.append(part)
-            share = len(rows) / len(batch)
+            share = len(rows) / used
             centre = {n: v * share if centre is None else centre[n] + v * share for n, v in raw.items()}
         kept[LAMBDA] = torch.ones((), dtype=torch.float64)
         if self.epsilon is not None and centre is not None:
-            settings = view.learner.settings
-            once = settings.steps(len(batch)) == 1 and settings.minibatch_indices(0, len(batch)) is None
-            # The first gradient is at hand already; later steps have other weights, and need the inputs.
+            # The gradient of a single step is at hand already; later steps have other weights, and need the inputs.
+            once = view.learner.settings.steps(len(batch)) == 1
             kept |= with_prefix(centre, CENTRE) if once else {INPUTS: inputs}
-        return batch.replace(inputs=torch.cat(robust)), kept
+        return batch.replace(inputs=torch.cat([*robust, start[used:]])), kept
 
     def protect_gradient(self, gradient: Named, view: ClientView, state: State) -> tuple[Named, State]:
         """Pull the gradient of the robust data into the ball around that of the raw data."""
@@ -245,6 +246,13 @@ class Refiner(Defense):
             "refiner with epsilon pulls the gradient back towards the raw one, so nothing before it in a chain may change the "
             "gradient; put refiner first, or leave epsilon out"
         )
+
+
+def _rows_used(settings: TrainingSettings, count: int) -> int:
+    """Return how many records, from the first, local training takes; the others need no refinement."""
+    if settings.epochs or not settings.minibatch:
+        return count
+    return min(count, settings.local_steps * settings.minibatch)
 
 
 def _without_secrets(state: State) -> State:

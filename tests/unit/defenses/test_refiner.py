@@ -290,6 +290,17 @@ def test_local_steps_have_a_ball_each(minibatch: int) -> None:
     assert not [name for name in again.state if name == INPUTS or name.startswith(CENTRE)]
 
 
+def test_only_records_that_are_trained_on_are_refined() -> None:
+    learner = make_learner(shares="weights", local_steps=1, minibatch=2, learning_rate=1.0)
+    batch = smooth_batch(5)
+    result = run_client(learner, batch, Refiner(epsilon=0.0), Seed(0))
+    blended = run_client(learner, batch, Refiner(steps=0), Seed(0)).trained_batch.inputs
+    assert torch.equal(result.trained_batch.inputs[2:], blended[2:])
+    assert not torch.equal(result.trained_batch.inputs[:2], blended[:2])
+    raw = run_client(learner, batch, NoDefense(), Seed(0)).payload.streams["weights"]
+    assert distance(dict(result.payload.streams["weights"]), dict(raw)) < 1e-6
+
+
 def test_a_ball_after_another_gradient_defense_is_refused() -> None:
     learner, batch = make_learner(), smooth_batch()
     with pytest.raises(DefenseOrder, match="put refiner first"):

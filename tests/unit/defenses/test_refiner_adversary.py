@@ -22,8 +22,9 @@ from gradveil.models import build_model
 from gradveil.randomness import Seed
 from gradveil.records import Batch, Observation, Reconstruction, ThreatModel, Update
 from gradveil.tensors import Named
-from gradveil.testing.contract import CheckResult
-from gradveil.testing.defenses import check_defense
+from gradveil.testing.defenses import Check
+from gradveil.testing.defenses_adversary import ADVERSARY_CHECKS, ENOUGH, LOCAL_TRAINING, _share_won
+from gradveil.testing.defenses_scene import Scene
 from tests.unit.defenses.test_refiner import Roughness, make_learner, smooth_batch
 
 
@@ -155,9 +156,18 @@ def test_an_audit_tells_lambda_and_replays_the_raw_data() -> None:
         assert not torch.equal(target.batch.inputs, target.trained_inputs)
 
 
-def test_a_ball_for_each_layer_keeps_the_contract() -> None:
-    failed: list[CheckResult] = [r for r in check_defense(build_defense("refiner(epsilon=0.1, scope='layer')")) if not r.passed]
-    assert failed == []
+@pytest.mark.parametrize(
+    ("scope", "settings"), [("global", TrainingSettings()), ("layer", LOCAL_TRAINING)], ids=["gradient", "local training"]
+)
+def test_the_mixture_prefers_the_truth(scope: Any, settings: TrainingSettings) -> None:
+    defense = Refiner(epsilon=0.1, relative=True, scope=scope, steps=2)
+    assert _share_won(defense, Scene.of(defense, settings=settings)) >= ENOUGH
+
+
+@pytest.mark.parametrize("check", ADVERSARY_CHECKS[:4], ids=lambda check: check.__name__)
+def test_the_mixture_keeps_the_attackers_contract(check: Check) -> None:
+    defense = Refiner(epsilon=0.1, scope="layer", steps=2)
+    check(defense, Scene.of(defense))
 
 
 def test_a_model_of_the_wrong_kind_of_layers_is_still_attacked() -> None:

@@ -1,0 +1,218 @@
+"""What Refiner costs a client: its step over an undefended and over a pruning step, and over the floor of the passes it needs.
+
+    OMP_NUM_THREADS=1 python benchmarks/refiner_cost.py --out FILE.json
+    python benchmarks/refiner_cost.py --device cuda --batch 128 --rounds 20 --out FILE.json
+
+A whole client is timed, data to payload. Everything is measured in one run, in turns, and the fastest of each counts, so that a
+busy machine harms all alike; ``--clock cpu`` counts the time this process ran. The floor is the same passes without Refiner: ten
+bare double-backward steps, ten passes to and fro through the evaluation network, and two gradients. The second part refines
+pictures for a LeNet together and one at a time. Exit code 1 where a limit is broken.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import platform
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from gradveil import __version__
+from gradveil.defenses import Defense, Refiner, build_defense
+from gradveil.defenses.refiner import evaluation_network
+from gradveil.federation.client import run_client
+from gradveil.federation.local_training import LocalTraining
+from gradveil.learning import Learner, TrainingSettings, loss_by_name
+from gradveil.models import build_model
+from gradveil.randomness import Seed
+from gradveil.records import Batch
+
+SHAPE, CLASSES = (3, 32, 32), 10
+PAPER = {"lenet": 17.9, "resnet18": 32.7}
+"""Table 5: a step of Refiner over one of pruning."""
+
+FLOOR_LIMIT = 1.1
+"""A step may cost this much of the floor: arithmetic on weights and pictures between the passes."""
+
+TOGETHER_LIMIT = 4.0
+"""Pictures refined together must be this many times faster each than one at a time."""
+
+
+class Timer:
+    """Times calls in turns and keeps the fastest of each."""
+
+    def __init__(self, device: torch.device, clock: Callable[[], float]) -> None:
+        """Start with nothing timed."""
+        self.best: dict[str, float] = {}
+        self._device, self._clock = device, clock
+
+    def __call__(self, name: str, work: Callable[[], object]) -> None:
+        """Time one call."""
+        self._wait()
+        started = self._clock()
+        work()
+        self._wait()
+        self.best[name] = min(self.best.get(name, float("inf")), self._clock() - started)
+
+    def _wait(self) -> None:
+        if self._device.type == "cuda":
+            torch.cuda.synchronize()
+
+
+def make(model: str, device: torch.device, batch: int) -> tuple[Learner, Batch]:
+    """Return a learner and random data of the size of CIFAR-10."""
+    built = build_model(model, input_shape=SHAPE, classes=CLASSES, seed=Seed(0))
+    learner = Learner.of(built, loss_by_name("cross_entropy"), TrainingSettings()).to(device)
+    generator = torch.Generator().manual_seed(0)
+    inputs = torch.rand((batch, *SHAPE), generator=generator)
+    return learner, Batch(inputs.to(device), torch.randint(CLASSES, (batch,), generator=generator).to(device))
+
+
+def client(learner: Learner, batch: Batch, defense: Defense) -> None:
+    """Run one client as a federation does."""
+    run_client(learner, batch, defense, Seed(0), local=LocalTraining())
+
+
+def floor(learner: Learner, network: nn.Module, batch: Batch, steps: int) -> None:
+    """Make the passes that a step of Refiner cannot do without, and nothing else."""
+    leaves = {name: value.detach().requires_grad_() for name, value in learner.weights.items()}
+
+    def first(inputs: Tensor, again: bool) -> tuple[Tensor, ...]:
+        loss = learner.objective(leaves, inputs, batch.targets)
+        return torch.autograd.grad(loss, list(leaves.values()), create_graph=again)
+
+    first(batch.inputs, again=False)
+    for _ in range(steps):
+        inputs = batch.inputs.detach().requires_grad_()
+        total = torch.stack([value.square().sum() for value in first(inputs, again=True)]).sum() - network(inputs).mean()
+        torch.autograd.grad(total, inputs)
+    first(batch.inputs, again=False)
+
+
+@contextmanager
+def counting(module: nn.Module, counts: dict[str, int], name: str) -> Iterator[None]:
+    """Count the forward passes of a module."""
+    counts[name] = 0
+
+    def count(*_: object) -> None:
+        counts[name] += 1
+
+    handle = module.register_forward_pre_hook(count)
+    try:
+        yield
+    finally:
+        handle.remove()
+
+
+def steps_of(model: str, options: argparse.Namespace, device: torch.device, clock: Callable[[], float]) -> dict[str, Any]:
+    """Time whole clients with one model."""
+    learner, batch = make(model, device, options.batch)
+    defense, network = Refiner(), evaluation_network(Refiner().network, batch.inputs)
+    counts: dict[str, int] = {}
+    with counting(learner.model, counts, "model"), counting(network, counts, "network"):
+        client(learner, batch, defense)  # also warms up
+    timer = Timer(device, clock)
+    for _ in range(options.rounds):
+        timer("undefended", lambda: client(learner, batch, build_defense("none")))
+        timer("pruning", lambda: client(learner, batch, build_defense("pruning(rate=0.9)")))
+        timer("refiner", lambda: client(learner, batch, defense))
+        timer("refiner, epsilon=0.1", lambda: client(learner, batch, Refiner(epsilon=0.1)))
+        timer("floor", lambda: floor(learner, network, batch, defense.steps))
+        timer("floor without network", lambda: floor(learner, _Nothing(), batch, defense.steps))
+    best = timer.best
+    return {
+        "model": model,
+        "batch": options.batch,
+        "seconds": {name: round(value, 6) for name, value in best.items()},
+        "forward_passes": counts,
+        "over_undefended": round(best["refiner"] / best["undefended"], 3),
+        "over_pruning": round(best["refiner"] / best["pruning"], 3),
+        "paper_over_pruning": PAPER.get(model),
+        "floor_over_undefended": round(best["floor"] / best["undefended"], 3),
+        "model_floor_over_undefended": round(best["floor without network"] / best["undefended"], 3),
+        "over_floor": round(best["refiner"] / best["floor"], 4),
+        "limit_over_floor": FLOOR_LIMIT,
+        "kept": best["refiner"] <= FLOOR_LIMIT * best["floor"],
+    }
+
+
+class _Nothing(nn.Module):
+    def forward(self, images: Tensor) -> Tensor:
+        return images.sum((1, 2, 3)) * 0
+
+
+def together(options: argparse.Namespace, device: torch.device, clock: Callable[[], float]) -> dict[str, Any]:
+    """Refine pictures for a LeNet together and one at a time."""
+    learner, batch = make("lenet", device, options.pictures)
+    singles = [Batch(batch.inputs[i : i + 1], batch.targets[i : i + 1]) for i in range(min(options.singles, len(batch)))]
+    timer = Timer(device, clock)
+    for number in range(options.rounds + 1):
+        timer("batch", lambda: client(learner, batch, Refiner()))
+        timer("example", lambda: client(learner, batch, Refiner(match="example")))
+        timer("one at a time", lambda: [client(learner, each, Refiner()) for each in singles])
+        if number == 0:
+            timer.best.clear()
+    each = {name: value / (len(singles) if name == "one at a time" else len(batch)) for name, value in timer.best.items()}
+    ratios = {name: round(each["one at a time"] / each[name], 3) for name in ("batch", "example")}
+    return {
+        "pictures": len(batch),
+        "singles": len(singles),
+        "seconds_per_picture": {name: round(value, 6) for name, value in each.items()},
+        "times_faster": ratios,
+        "limit": TOGETHER_LIMIT,
+        "kept": ratios["batch"] >= TOGETHER_LIMIT,
+    }
+
+
+def main() -> int:
+    """Measure, print, and tell whether the limits are kept."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--models", nargs="*", default=["lenet", "resnet18"])
+    parser.add_argument("--batch", type=int, default=8, help="records per step")
+    parser.add_argument("--pictures", type=int, default=128, help="refined together")
+    parser.add_argument("--singles", type=int, default=8, help="of them, refined one at a time")
+    parser.add_argument("--rounds", type=int, default=3, help="turns; the fastest counts")
+    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--clock", choices=("wall", "cpu"), default="wall")
+    parser.add_argument("--out", type=Path, help="write the figures as JSON")
+    options = parser.parse_args()
+    device, clock = torch.device(options.device), time.process_time if options.clock == "cpu" else time.perf_counter
+    rows = [steps_of(model, options, device, clock) for model in options.models]
+    for row in rows:
+        sys.stdout.write(
+            f"{row['model']:10} {row['over_undefended']:7.1f} undefended steps, {row['over_pruning']:7.1f} pruning steps (paper "
+            f"{row['paper_over_pruning']}), {row['over_floor']:.3f} of the floor ({row['floor_over_undefended']:.1f} undefended; "
+            f"{row['model_floor_over_undefended']:.1f} without the network): {'kept' if row['kept'] else 'broken'}\n"
+        )
+    pictures = together(options, device, clock)
+    sys.stdout.write(
+        f"{pictures['pictures']} pictures together: {pictures['times_faster']['batch']:.2f} times faster each than alone (every "
+        f"example by itself: {pictures['times_faster']['example']:.2f}): {'kept' if pictures['kept'] else 'broken'}\n"
+    )
+    if options.out:
+        figures = {
+            "format": "gradveil-refiner-cost-1",
+            "version": __version__,
+            "torch": torch.__version__,
+            "device": options.device,
+            "machine": torch.cuda.get_device_name() if device.type == "cuda" else platform.machine(),
+            "threads": torch.get_num_threads(),
+            "clock": options.clock,
+            "rounds": options.rounds,
+            "models": rows,
+            "together": pictures,
+        }
+        options.out.parent.mkdir(parents=True, exist_ok=True)
+        options.out.write_text(json.dumps(figures, indent=1) + "\n", encoding="utf-8")
+    return 0 if pictures["kept"] and all(row["kept"] for row in rows) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
