@@ -55,7 +55,8 @@ class InvLDNP(Defense):
     running statistics, which the paper does not say. ``rule`` offers other readings of "95 %": of the squared singular values, or
     of their number. ``basis="class"`` is ours: one J per class, at the mean input of the client's records of it, kept for
     ``refresh`` rounds. It is the honest way to be faster, and protects records that are far from their class's mean less well.
-    Where J is zero nothing about the input is shared to first order, and no noise is added.
+    Singular values tied with the k-th count with it, since no decomposition tells their vectors apart. Where J is zero nothing
+    about the input is shared to first order, and no noise is added.
 
     Cost: see `gradveil.risk.spectra`; V needs only the m × m Gram matrix. ``mode="leading"`` finds at most ``most`` vectors by
     Lanczos, for large models, and then the noise lies in those alone. Known weakness: `SubspaceNoiseAdversary`.

@@ -38,7 +38,7 @@ __all__ = ["InvLENP", "SubspaceEmbeddingAdversary"]
 
 MADE, BASIS, TRUST = "made", "basis", "trust"
 PRECISION = 1e-3
-"""What the attacker takes for exact outside the subspace, as a share of a record's embedding."""
+"""What the attacker takes for exact outside the subspace, as a share of what a record's embedding holds there."""
 _BASES = RecentBases()
 
 
@@ -195,10 +195,11 @@ class SubspaceEmbeddingAdversary(EmbeddingAdversary):
     def evidence(self, observation: Observation, round_index: int) -> Named:
         """Return the embedding, the span of the noise, and each record's weight inside it."""
         seen = observation.updates[round_index].weights[EMBEDDING]
-        basis = self._basis(observation.learners[round_index], observation.public, observation.input_shape)
-        exact = PRECISION * seen.reshape(len(seen), -1).norm(dim=1, keepdim=True)
+        basis = self._basis(observation.learners[round_index], observation.public, observation.input_shape).to(seen)
+        flat = seen.reshape(len(seen), -1)
+        exact = PRECISION * (flat - (flat @ basis.T) @ basis).norm(dim=1, keepdim=True)
         trust = exact / (exact.square() + self.defense.std**2).sqrt()
-        return {OBSERVED + EMBEDDING: seen, BASIS: basis.to(seen), TRUST: trust}
+        return {OBSERVED + EMBEDDING: seen, BASIS: basis, TRUST: trust}
 
     def _basis(self, learner: Learner, public: Tensor | None, shape: tuple[int, ...]) -> Tensor:
         """Return the span of the noise."""

@@ -59,6 +59,8 @@ AT_ONCE = 32_000_000
 """Entries of the Jacobians of several records that are formed together; larger ones go one by one."""
 QUICK = 64
 """Directions in which attackers who simulate a defense hundreds of times let it add noise."""
+TIED = 1e-6
+"""Share of σ_1 up to which two singular values are one."""
 DETERMINED = {torch.float64: 1e-6, torch.float32: 1e-4}
 """Share of σ_1 below which rounding of the Gram matrix, and not the model, decides a singular vector."""
 
@@ -109,12 +111,23 @@ def _count(found: Spectrum, share: float, rule: str) -> int:
 
 
 def noisy_ranks(found: Spectrum, *, low: float, high: float, rule: str, most: int) -> tuple[int, int]:
-    """Return j and k: the singular values after the first j, up to the k-th, are those whose directions get noise."""
+    """Return j and k: the singular values after the first j, up to the k-th, are those whose directions get noise.
+
+    Values tied with the k-th, or with the first after j, count with it: no decomposition tells their vectors apart. On a spectrum
+    so steep that both shares end at the same value, one direction keeps its noise.
+    """
     if found.dead:
         return 0, 0
-    last = min(_count(found, high, rule), most)
-    # On a spectrum so steep that both shares end at the same value, one direction keeps its noise.
-    return (min(_count(found, low, rule), max(0, last - 1)) if low > 0 else 0), last
+    last = min(_tie_end(found.values, _count(found, high, rule)), most)
+    first = min(_count(found, low, rule), max(0, last - 1)) if low > 0 else 0
+    return len(found.values) - _tie_end(-found.values.flip(0), len(found.values) - first), last
+
+
+def _tie_end(values: Tensor, count: int) -> int:
+    """Return ``count``, moved on over values equal to the last one counted, largest first."""
+    gaps = values[:-1] - values[1:] if len(values) > 1 else values.new_zeros(0)
+    ends = torch.cat([gaps > TIED * float(values.abs().max()), torch.ones(1, dtype=torch.bool)]) if len(values) else gaps.bool()
+    return count if count == 0 else count + int(ends[count - 1 :].to(torch.uint8).argmax())
 
 
 def right_basis(jacobian: Jacobian, *, share: float, rule: str, mode: str, most: int) -> Tensor:
@@ -185,7 +198,7 @@ def _bases_at_once(learner: Learner, inputs: Tensor, targets: Tensor, share: flo
     bases = []
     for own, right in zip(squares.flip(1), vectors.flip(2), strict=True):
         sigma = own.clamp(min=0).sqrt()[: min(size, outputs)]
-        bases.append(right[:, : leading_count(sigma, share, rule)].T.to(inputs))
+        bases.append(right[:, : _tie_end(sigma, leading_count(sigma, share, rule))].T.to(inputs))
     return bases
 
 

@@ -3,7 +3,8 @@
 What a defense does enters in three ways, all taken from the attacker who knows it (`Defense.adversary`):
 
 * what he compares with (masks, projections, clipped and adapted gradients) decides whose Jacobian is taken;
-* Gaussian noise of known strength on what is sent enters by Theorem 3, noise on the data by Theorem 2;
+* Gaussian noise of known strength on what is sent enters by Theorem 3, noise on the data by Theorem 2; where it has directions,
+  as that of the InvL defenses, by its variance along each singular vector;
 * what he cannot see is not counted, and a note says so.
 """
 
@@ -18,18 +19,33 @@ import torch
 from torch import Tensor
 
 from gradveil import tensors
-from gradveil.defenses import DataNoise, Defense, parts_of, spell_defense
+from gradveil.defenses import (
+    DataNoise,
+    Defense,
+    EmbeddingNoise,
+    GaussianNoise,
+    InvLDNP,
+    InvLENP,
+    InvLGNP,
+    parts_of,
+    spell_defense,
+)
+from gradveil.defenses.singular_noise import noisy_ranks
 from gradveil.federation.client import run_client
 from gradveil.learning import Learner
+from gradveil.learning.embedding import EmbeddingLearner
 from gradveil.randomness import Seed
 from gradveil.records import Batch, ModelSpec, Observation, ThreatModel
 from gradveil.risk.fisher import diagonal_leakage, fisher_leakage
+from gradveil.risk.invloss import RankVariances
 from gradveil.risk.invre import BETA, RiskScore, risk_score
 from gradveil.risk.jacobians import Jacobian, check_records_are_separate, gradient_jacobian
 from gradveil.risk.spectra import Spectrum, choose_mode, spectrum
 from gradveil.tensors import Named
 
 __all__ = ["Assessment", "DefendedRelease", "RecordRisk", "assess", "defended_release"]
+
+Directed = InvLDNP | InvLGNP | InvLENP
 
 
 @dataclass(frozen=True, eq=False)
@@ -42,6 +58,7 @@ class DefendedRelease:
         shared_noise: Standard deviation of noise on what is sent.
         notes: What the linearisation does not see, in sentences.
         plain: Whether the Jacobian is that of the update without the defense.
+        directed: Parts of the defense whose noise lies along singular vectors of this Jacobian.
     """
 
     jacobian: Jacobian
@@ -49,6 +66,20 @@ class DefendedRelease:
     shared_noise: float
     notes: tuple[str, ...]
     plain: bool = False
+    directed: tuple[Directed, ...] = ()
+
+    def noise_on(self, where: str, measured: Spectrum) -> float | RankVariances:
+        """Return the noise on ``data`` or on what is ``shared``: its standard deviation, or its variance along each direction."""
+        even = self.data_noise if where == "data" else self.shared_noise
+        own = [part for part in self.directed if isinstance(part, InvLDNP) == (where == "data")]
+        if not own:
+            return even
+        variances = torch.full((len(measured.values),), even**2, dtype=torch.float64)
+        for part in own:
+            low = 0.0 if isinstance(part, InvLDNP) else part.spared
+            first, last = noisy_ranks(measured, low=low, high=part.share, rule=part.rule, most=part.most)
+            variances[first:last] += part.std**2
+        return RankVariances(variances)
 
 
 @dataclass(frozen=True)
@@ -155,6 +186,9 @@ def defended_release(
         dtype: Precision of the Jacobian.
     """
     check_records_are_separate(learner)
+    directed = _directed(defense, learner)
+    if directed:
+        return _directed_release(directed, learner, record, target, defense, dtype)
     device = next(iter(learner.weights.values())).device
     batch = Batch(record.unsqueeze(0).to(device), target.unsqueeze(0).to(device))
     result = run_client(learner, batch, defense, seed)
@@ -186,6 +220,30 @@ def defended_release(
         return adversary.compare(evidence, simulated, variables).simulated
 
     return DefendedRelease(Jacobian(share, batch.inputs[0].to(dtype)), data_noise, known_noise or 0.0, notes)
+
+
+def _directed(defense: Defense, learner: Learner) -> tuple[Directed, ...]:
+    """Return the parts with noise along the record's own singular vectors, where nothing but Gaussian noise is added."""
+    vertical = isinstance(learner, EmbeddingLearner)
+    shared, even = (InvLENP, EmbeddingNoise) if vertical else (InvLGNP, GaussianNoise)
+    acting = [part for part in parts_of(defense) if part.stations()]
+    found = tuple(part for part in acting if isinstance(part, (InvLDNP, shared)))
+    public = any("public" in (getattr(part, "centres", ""), getattr(part, "basis", "")) for part in found)
+    others = any(not isinstance(part, (InvLDNP, DataNoise, shared, even)) for part in acting)
+    return () if public or others or learner.noise else found
+
+
+def _directed_release(
+    directed: tuple[Directed, ...], learner: Learner, record: Tensor, target: Tensor, defense: Defense, dtype: torch.dtype
+) -> DefendedRelease:
+    """Return the release without sending anything: whoever has one record takes that record's own singular vectors."""
+    on_data = [part.std for part in parts_of(defense) if isinstance(part, DataNoise)]
+    on_shared = [part.std for part in parts_of(defense) if isinstance(part, (GaussianNoise, EmbeddingNoise))]
+    steps = learner.settings.steps(1) if learner.settings.shares == "weights" else 1
+    told = "the noise follows the gradient's singular vectors, taken here as those of the update of several steps"
+    notes = (told,) if steps > 1 else ()
+    jacobian = gradient_jacobian(learner, record, target, dtype=dtype)
+    return DefendedRelease(jacobian, math.hypot(*on_data), math.hypot(*on_shared), notes, plain=True, directed=directed)
 
 
 def _notes(defense: Defense, plain: bool, incomplete: bool, data_noise: float, known_noise: float | None) -> tuple[str, ...]:
@@ -255,8 +313,8 @@ def assess(
             alpha=alpha,
             beta=beta,
             gap_rule=gap_rule,
-            data_noise=release.data_noise,
-            shared_noise=release.shared_noise,
+            data_noise=release.noise_on("data", measured),
+            shared_noise=release.noise_on("shared", measured),
             noise_form=noise_form,
         )
         found.append(_record(row, batch.targets[index], release, measured, score))

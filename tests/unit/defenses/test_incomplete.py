@@ -66,12 +66,13 @@ def test_what_is_drawn_anew_in_every_round_is_fitted_once(spelling: str) -> None
     assert more.adversary.incomplete_for(more)
 
 
+HORIZONTAL = [name for name in DEFENSES.names() if not horizontal_fault(DEFENSES.build(name))]
 UNKNOWN = {"lrp", "precode", "graddefense"}
 """The truth of their unknowns, a rate, a code or which slices are noisy, is not in the observation; they are tested above."""
 
 
 @pytest.mark.parametrize("changes", [{"local_steps": 3, "batch_size": 2}, {"rounds": 2}, {"clients": 2}], ids=str)
-@pytest.mark.parametrize("name", sorted({name for name in DEFENSES.names() if not horizontal_fault(DEFENSES.build(name))} - UNKNOWN))
+@pytest.mark.parametrize("name", sorted(set(HORIZONTAL) - UNKNOWN))
 def test_who_does_not_explain_the_truth_says_so(name: str, changes: dict[str, Any]) -> None:
     """At the truth nothing is left over, or the attacker names the noise, or admits that it knows only part."""
     target = make_subject(defense=name, **changes).targets[0]
