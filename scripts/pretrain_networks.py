@@ -19,7 +19,7 @@ from gradveil.generators.pretraining import default_settings, pretrain
 from gradveil.generators.training import Progress
 
 PHOTOGRAPHS = "Tiny-ImageNet: ImageNet's terms, research use"
-X_RAYS = "PneumoniaMNIST: CC BY 4.0; COVID chest X-ray collection: CC BY per picture"
+X_RAYS = "PneumoniaMNIST: CC BY 4.0; COVID chest X-ray collection: CC BY, one CC BY-SA"
 PLANS = {
     "evaluation-32": (("tinyimagenet_20c.zip",), PHOTOGRAPHS),
     "dcgan-32": (("tinyimagenet_20c.zip",), PHOTOGRAPHS),

@@ -77,7 +77,7 @@ class AdversarialTrainer:
         self._average = copy.deepcopy(self._network).requires_grad_(False)
         self._pictures, self._chances = pictures.to(settings.device), chances.to(settings.device)
         self._adams = [
-            torch.optim.Adam(each.parameters(), lr=settings.learning_rate, betas=recipe.betas)
+            torch.optim.Adam(each.parameters(), lr=settings.learning_rate, betas=recipe.betas, fused=settings.device == "cuda")
             for each in (self._network, self._opponent)
         ]
 
@@ -105,13 +105,19 @@ class AdversarialTrainer:
     def _codes(self, generator: torch.Generator) -> Tensor:
         return torch.randn((self._settings.batch, self._latent), generator=generator, device=self._settings.device)
 
+    def _scores(self, images: Tensor) -> Tensor:
+        """Judge pictures, on a GPU in bfloat16: it halves the traffic, and real and generated pictures are rounded alike."""
+        with torch.autocast(self._settings.device, dtype=torch.bfloat16, enabled=self._settings.device == "cuda"):
+            scores: Tensor = self._opponent(images)
+        return scores.float()
+
     def _teach_opponent(self, index: int, generator: torch.Generator) -> Tensor:
         self._opponent.requires_grad_(True)
         real = self._draw(generator)
         with torch.no_grad():
             fake = self._network(self._codes(generator))
-        loss = F.softplus(-self._opponent(augment(real, generator))).mean()
-        loss = loss + F.softplus(self._opponent(augment(fake, generator))).mean()
+        loss = F.softplus(-self._scores(augment(real, generator))).mean()
+        loss = loss + F.softplus(self._scores(augment(fake, generator))).mean()
         told = loss.detach()
         if index % R1_EVERY == 0:
             real = real.requires_grad_(True)
@@ -119,14 +125,14 @@ class AdversarialTrainer:
             (slope,) = torch.autograd.grad(scores, real, create_graph=True)
             loss = loss + 0.5 * self._recipe.penalty * R1_EVERY * slope.square().sum((1, 2, 3)).mean()
         self._adams[1].zero_grad()
-        loss.backward()  # type: ignore[no-untyped-call]
+        loss.backward()
         self._adams[1].step()
         return told
 
     def _teach_generator(self, generator: torch.Generator) -> Tensor:
         self._opponent.requires_grad_(False)
         fake = self._network(self._codes(generator))
-        loss = F.softplus(-self._opponent(augment(fake, generator))).mean()
+        loss = F.softplus(-self._scores(augment(fake, generator))).mean()
         self._adams[0].zero_grad()
         loss.backward()
         self._adams[0].step()
@@ -159,7 +165,7 @@ class AdversarialTrainer:
         if norms:
             for layer in norms:
                 layer.reset_running_stats()
-                layer.momentum = None  # type: ignore[assignment]
+                layer.momentum = None
             generator = self._seed.generator("statistics", device=self._settings.device)
             with torch.no_grad():
                 for _ in range(SETTLE_BATCHES):

@@ -25,7 +25,7 @@ def _uniform(images: Tensor, generator: torch.Generator, count: int = 1) -> Tens
 
 
 def _recolour(images: Tensor, generator: torch.Generator) -> Tensor:
-    brightness, saturation, contrast = _uniform(images, generator, 3)
+    brightness, saturation, contrast = _uniform(images, generator, 3).unbind(0)
     images = images + 0.5 * (brightness - 0.5)
     if images.shape[1] > 1:
         grey = images.mean(1, keepdim=True)

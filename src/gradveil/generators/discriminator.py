@@ -29,7 +29,7 @@ class Residual(nn.Module):
 
     def forward(self, inputs: Tensor) -> Tensor:
         """Return maps of half the size."""
-        hidden = _rectified(self.second(_rectified(self.first(inputs))))
+        hidden = _rectified(self.second, _rectified(self.first, inputs))
         halved: Tensor = F.avg_pool2d(hidden, 2) + self.past(F.avg_pool2d(inputs, 2))
         return halved / math.sqrt(2)
 
@@ -59,16 +59,16 @@ class Discriminator(nn.Module):
 
     def forward(self, images: Tensor) -> Tensor:
         """Return scores (B,) of pictures (B, C, size, size) in [0, 1]; high for pictures of the data."""
-        hidden = _rectified(self.colours(2 * images - 1))
+        hidden = _rectified(self.colours, 2 * images - 1)
         for block in self.blocks:
             hidden = block(hidden)
-        hidden = _rectified(self.last(torch.cat((hidden, _spread(hidden)), 1)))
-        score: Tensor = self.score(_rectified(self.hidden(hidden.flatten(1))))
+        hidden = _rectified(self.last, torch.cat((hidden, _spread(hidden)), 1))
+        score: Tensor = self.score(_rectified(self.hidden, hidden.flatten(1)))
         return score.squeeze(1)
 
 
-def _rectified(maps: Tensor) -> Tensor:
-    return F.leaky_relu(maps, 0.2) * math.sqrt(2)
+def _rectified(layer: EqualConv | EqualLinear, inputs: Tensor) -> Tensor:
+    return F.leaky_relu(layer(inputs, math.sqrt(2)), 0.2)
 
 
 def _spread(maps: Tensor) -> Tensor:

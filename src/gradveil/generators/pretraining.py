@@ -26,6 +26,9 @@ from gradveil.randomness import Seed
 __all__ = ["Pretrained", "default_settings", "pretrain"]
 
 PROBES = 256
+MEASURED = 500
+"""Held-out pictures an evaluation network is measured on at most."""
+
 MOST_CHANGE = {"evaluation": 1e-3, "generator": 12**-0.5 / 255}
 """Half precision is kept where answers move by less than this (root mean square): for pictures, by less than storing them as
 bytes moves them."""
@@ -156,7 +159,7 @@ def _probes(card: NetworkCard, network: nn.Module, seed: Seed) -> Tensor:
 def _measure(card: NetworkCard, network: nn.Module, pictures: Pictures, seed: Seed, device: str) -> dict[str, Any]:
     network = copy.deepcopy(network).to(device)
     if card.family == "evaluation":
-        shown = pictures.held_out[:500].to(torch.float32) / 255
+        shown = pictures.held_out[:MEASURED].to(torch.float32) / 255
         reduced = torch.nn.functional.avg_pool2d(shown, 2)
         return {
             "held_out_by_tiles": calibration(network, shown, seed.child("tiles")),

@@ -40,7 +40,8 @@ class EvaluationTrainer:
         """
         self._settings = settings
         self._seed = Seed(settings.seed).child("evaluation")
-        self._network = network.to(settings.device, memory_format=torch.channels_last).train().requires_grad_(True)  # type: ignore[call-overload]
+        network.to(settings.device, memory_format=torch.channels_last)  # type: ignore[call-overload]
+        self._network = network.train().requires_grad_(True)
         self._pictures, self._chances = pictures.to(settings.device), chances.to(settings.device)
         self._adam = torch.optim.Adam(self._network.parameters(), lr=settings.learning_rate)
 
@@ -57,7 +58,7 @@ class EvaluationTrainer:
         # The targets' own entropy is taken off, so that a perfect network has loss zero.
         loss = F.binary_cross_entropy_with_logits(logits.float(), ratios) - _entropy(ratios)
         self._adam.zero_grad()
-        loss.backward()  # type: ignore[no-untyped-call]
+        loss.backward()
         self._adam.step()
         return {"loss": loss.detach()}
 

@@ -34,9 +34,9 @@ class EqualLinear(nn.Module):
         self.bias = nn.Parameter(torch.full((out,), bias / rate))
         self.scale, self.rate = rate / math.sqrt(given), rate
 
-    def forward(self, inputs: Tensor) -> Tensor:
-        """Return W x + b with both at their working scale."""
-        return F.linear(inputs, self.weight * self.scale, self.bias * self.rate)
+    def forward(self, inputs: Tensor, gain: float = 1.0) -> Tensor:
+        """Return gain (W x + b) with both at their working scale; a gain before a leaky ReLU is one after it."""
+        return F.linear(inputs, self.weight * (gain * self.scale), self.bias * (gain * self.rate))
 
 
 class EqualConv(nn.Module):
@@ -49,9 +49,9 @@ class EqualConv(nn.Module):
         self.bias = nn.Parameter(torch.zeros(out))
         self.scale = 1 / math.sqrt(given * kernel * kernel)
 
-    def forward(self, inputs: Tensor) -> Tensor:
-        """Return the convolution with the weights at their working scale."""
-        return F.conv2d(inputs, self.weight * self.scale, self.bias, padding=self.weight.shape[-1] // 2)
+    def forward(self, inputs: Tensor, gain: float = 1.0) -> Tensor:
+        """Return the convolution with the weights at their working scale, times a gain."""
+        return F.conv2d(inputs, self.weight * (gain * self.scale), self.bias * gain, padding=self.weight.shape[-1] // 2)
 
 
 class StyledConv(nn.Module):
@@ -95,7 +95,7 @@ class Mapping(nn.Module):
         """Return w (B, latent) for z (B, latent); z is first brought to unit length per entry."""
         hidden = z * torch.rsqrt(z.square().mean(-1, keepdim=True) + 1e-8)
         for layer in self.layers:
-            hidden = F.leaky_relu(layer(hidden), 0.2) * math.sqrt(2)
+            hidden = F.leaky_relu(layer(hidden, math.sqrt(2)), 0.2)
         return hidden
 
 

@@ -133,12 +133,13 @@ def run(
             losses = trainer.step(step, done)
             step += 1
             seconds = before + now() - begun
+            if now() - saved >= settings.checkpoint_seconds:
+                _finite(losses, step)
+                _save(trainer, checkpoint, key, step, seconds)
+                saved = now()
             if now() - reported >= REPORT_SECONDS:
                 on_progress(Progress(step, _share(step, seconds, settings), seconds, _finite(losses, step)))
                 reported = now()
-            if now() - saved >= settings.checkpoint_seconds:
-                _save(trainer, checkpoint, key, step, seconds)
-                saved = now()
         ended = Progress(step, 1.0, before + now() - begun, _finite(losses, step))
     _save(trainer, checkpoint, key, step, ended.seconds)
     on_progress(ended)
@@ -196,11 +197,13 @@ def restore_adam(optimiser: torch.optim.Optimizer, prefix: str, tensors: Mapping
     """Put back what `adam_tensors` returned."""
     parameters = [each for group in optimiser.param_groups for each in group["params"]]
     for index, parameter in enumerate(parameters):
+        # Only the fused form keeps its step counter beside the parameter.
+        counts = parameter.device if optimiser.defaults.get("fused") else torch.device("cpu")
         start = f"{prefix}.{index}."
         memory = {name.removeprefix(start): value for name, value in tensors.items() if name.startswith(start)}
         if memory:
             optimiser.state[parameter] = {
-                name: value.clone() if name == "step" else torch.empty_like(parameter).copy_(value)
+                name: value.to(counts, copy=True) if name == "step" else torch.empty_like(parameter).copy_(value)
                 for name, value in memory.items()
             }
 
