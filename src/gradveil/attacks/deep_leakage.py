@@ -33,7 +33,9 @@ class _Quadratic:
         self.recipe()
 
     def applies(self, observation: Observation) -> str | None:
-        """Return None: any differentiable model can be tried."""
+        """Return None: any differentiable model can be tried; unless labels are searched for and targets are no classes."""
+        if self.labels == "joint" and observation.classes == 0:
+            return "targets are masks, which it cannot search for together with the inputs"
         return None
 
     def recipe(self) -> Recipe:

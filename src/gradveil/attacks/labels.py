@@ -17,6 +17,7 @@ from torch.func import grad
 
 from gradveil.learning.embedding import EMBEDDING, EMBEDDING_GRADIENT, EmbeddingLearner
 from gradveil.errors import MissingKnowledge
+from gradveil.errors import MissingKnowledge
 from gradveil.records import Knowledge, Observation
 from gradveil.tensors import Named
 
@@ -63,6 +64,8 @@ def recover_labels(observation: Observation) -> Tensor:
     mean prediction on grey noise, rounded by largest remainders so that they sum to B. Without a classifier layer: zeros.
     Of an embedding, record by record from its gradient where that is seen, in the order of the records.
     """
+    if observation.classes == 0:
+        raise MissingKnowledge(f"these targets are no classes and cannot be recovered; grant {Knowledge.LABELS}")
     if observation.classes == 0:
         raise MissingKnowledge(f"these targets are no classes and cannot be recovered; grant {Knowledge.LABELS}")
     count = observation.examples

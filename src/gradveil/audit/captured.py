@@ -142,7 +142,7 @@ def _attack(case: _Case) -> tuple[dict[str, Any], torch.Tensor]:
         "recipe": chosen.recipe,
         "stance": chosen.stance,
         "tries": len(found[0]),
-        "labels": [int(label) for label in chosen.targets.reshape(-1)],
+        "labels": None if observation.classes == 0 else [int(label) for label in chosen.targets.reshape(-1)],
         "unexplained": _unexplained(observation, verdict.scores[verdict.chosen], _null_score(subject, observation, referee)),
         "candidates": len(subject.dataset),
         "nearest": _nearest(chosen, subject.dataset.inputs),

@@ -63,8 +63,9 @@ def score(subject: Subject, chosen: Sequence[Reconstruction]) -> Scored:
         inputs = candidate.inputs.detach().cpu().float()
         order = assign(inputs, target.batch.inputs)
         images.append(inputs[order])
-        hits.append(label_hits(candidate.targets.detach().cpu(), target.batch.targets, order=order))
-    return _scored(subject, torch.cat(images), torch.cat(hits))
+        if not subject.dataset.dense:
+            hits.append(label_hits(candidate.targets.detach().cpu(), target.batch.targets, order=order))
+    return _scored(subject, torch.cat(images), torch.cat(hits) if hits else None)
 
 
 def _scored(subject: Subject, images: Tensor, labels: Tensor | None = None) -> Scored:
@@ -144,7 +145,9 @@ def _prior_only(subject: Subject, ensemble: Ensemble, desk: Desk, tries: int) ->
 
 
 def _derangement(subject: Subject, selected: Scored) -> Scored:
-    labels = torch.cat([target.batch.targets for target in subject.targets]).tolist()
+    # Masks are no labels that two records could share.
+    dense = subject.dataset.dense
+    labels = [0] * len(selected.images) if dense else torch.cat([t.batch.targets for t in subject.targets]).tolist()
     # A single record has no other attacked one; the candidates have.
     rows = torch.tensor([subject.positions[j] for j in deranged(labels)] if len(labels) > 1 else [len(subject.candidates) - 1])
     images = selected.images

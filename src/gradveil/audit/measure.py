@@ -219,7 +219,8 @@ def _records(subject: Subject, selected: Scored, best: Scored, kept: Sequence[Re
     size = len(subject.targets[0].batch)
     columns = {name: selected.column(name) for name in ("psnr", "ssim", "mse", "lpips")}
     limit = best.column("psnr")
-    labels = torch.cat([t.batch.targets for t in subject.targets]).tolist()
+    dense = subject.dataset.dense
+    labels = [None] * len(subject.indices) if dense else torch.cat([t.batch.targets for t in subject.targets]).tolist()
     rows = []
     for i, index in enumerate(subject.indices):
         found, top = columns["psnr"][i], limit[i]

@@ -248,6 +248,7 @@ class Plan:
         Raises:
             UsageError: One sentence about shapes, values, weights or too few records.
         """
+        from gradveil.audit.subjects import check_masks
         from gradveil.data import load_data
         from gradveil.models import build_model
         from gradveil.randomness import Seed
@@ -262,8 +263,10 @@ class Plan:
             if wanted > len(data):
                 cure = "lower records, batch_size or clients"
                 raise UsageError(f"the audit needs {wanted} records and {source!r} has {len(data)}; {cure}")
+            check_masks(data, self.known_labels)
+            shapes: dict[str, Any] = {"input_shape": data.input_shape, "classes": data.classes, "dense": data.dense}
             for model, weights, _ in self._models():
-                build_model(model, input_shape=data.input_shape, classes=data.classes, seed=seed, weights=weights or None)
+                build_model(model, seed=seed, weights=weights or None, **shapes)
         if self.utility is not None:
             from gradveil.audit.trainings import check_trainings
 

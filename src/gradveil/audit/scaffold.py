@@ -79,8 +79,9 @@ class Inspection:
         """Return what was found, and what it means for an audit, one sentence each."""
         shape = "×".join(str(side) for side in self.shape)
         present = [count for count in self.counts if count]
+        several = f"in {self.classes} classes, {min(present)} to {max(present)} of each"
         found = [
-            f"data: {self.records} records of shape {shape} in {self.classes} classes, {min(present)} to {max(present)} of each",
+            f"data: {self.records} records of shape {shape} {several if self.classes > 1 else 'with a mask each'}",
             f"model: {self.parameters:,} parameters",
         ]
         if self.owners:
@@ -132,13 +133,14 @@ def inspect_inputs(plan: Plan) -> Inspection:
     data = load_data(plan.data[0], **options)  # type: ignore[arg-type]
     weights = plan.weights[0] if plan.weights else None
     seed = Seed(plan.seed).child("model")
-    model = build_model(plan.model[0], input_shape=data.input_shape, classes=data.classes, seed=seed, weights=weights)
+    shapes: dict[str, Any] = {"input_shape": data.input_shape, "classes": data.classes, "dense": data.dense}
+    model = build_model(plan.model[0], seed=seed, weights=weights, **shapes)
     return _inspect(data, model)
 
 
 def _inspect(data: Dataset, model: nn.Module) -> Inspection:
     named = dict(model.named_parameters())
-    layer = classifier_layer(dict(named), data.classes) or ""
+    layer = "" if data.dense else classifier_layer(dict(named), data.classes) or ""
     return Inspection(
         shape=data.input_shape,
         classes=data.classes,

@@ -14,7 +14,7 @@ from torch import Tensor
 from gradveil.attacks.base import Desk
 from gradveil.audit.cells import Cell
 from gradveil.audit.trainings import Training
-from gradveil.data import Dataset, load_data, public_images
+from gradveil.data import Dataset, foreground, load_data, public_images
 from gradveil.defenses import Defense, build_defense, parts_of
 from gradveil.defenses.base import MEASURED
 from gradveil.errors import UsageError
@@ -26,7 +26,7 @@ from gradveil.records import Batch, Knowledge, ModelSpec, Observation, Payload, 
 from gradveil.registry import parse_call
 from gradveil.tensors import Named
 
-__all__ = ["Subject", "Target", "build_learner", "build_subject", "load_cell_data"]
+__all__ = ["Subject", "Target", "build_learner", "build_subject", "check_masks", "load_cell_data"]
 
 CANDIDATES = 256
 PUBLIC = 32
@@ -109,11 +109,25 @@ def load_cell_data(cell: Cell | Training) -> Dataset:
     return load_data(cell.data, **options)  # type: ignore[arg-type]
 
 
+def check_masks(dataset: Dataset, known: bool) -> None:
+    """Refuse to attack updates from masks that the attacker is not given: nothing here recovers them."""
+    if dataset.dense and not known:
+        raise UsageError(
+            f"{dataset.name!r} has masks, and no attack here recovers masks from an update; let the attacker know them with "
+            "--known-labels, or known_labels = true in [training]"
+        )
+
+
 def build_learner(cell: Cell, dataset: Dataset, defense: Defense) -> Learner:
     """Build the global model in its training state, as the defense adapts it, with the cell's local training."""
     seed = Seed(cell.seed).child("model")
     model = build_model(
-        cell.model, input_shape=dataset.input_shape, classes=dataset.classes, seed=seed, weights=cell.weights or None
+        cell.model,
+        input_shape=dataset.input_shape,
+        classes=dataset.classes,
+        seed=seed,
+        weights=cell.weights or None,
+        dense=dataset.dense,
     )
     adapted = defense.adapt_model(model)
     loss = loss_by_name(cell.loss)
@@ -150,6 +164,7 @@ def _train(learner: Learner, dataset: Dataset, cell: Cell) -> Learner:
 
 def build_subject(cell: Cell, dataset: Dataset, rehearsals: int) -> Subject:
     """Let the clients of a cell send their updates, and the attacker rehearse on public inputs."""
+    check_masks(dataset, cell.known_labels)
     defense = build_defense(cell.defense)
     learner = build_learner(cell, dataset, defense)
     size = cell.batch_size * cell.clients
@@ -188,7 +203,9 @@ def _rehearse(
     size = cell.batch_size * cell.clients
     seed = Seed(cell.seed).child("rehearsal")
     images = public_images(dataset.input_shape, count * size, seed)
-    labels = torch.randint(dataset.classes, (count * size,), generator=seed.generator("labels"))
+    labels = torch.randint(max(dataset.classes, 2), (count * size,), generator=seed.generator("labels"))
+    if dataset.dense:
+        labels = foreground(images)
     batches = [Batch(images[i : i + size], labels[i : i + size]) for i in range(0, count * size, size)]
     return tuple(_target(cell, learners, batch, defense, ("rehearsal", i), public) for i, batch in enumerate(batches))
 
@@ -282,4 +299,4 @@ def _classes(learner: Learner, batch: Batch) -> int:
         reference = next(iter(learner.weights.values()))
         outputs = learner.forward(learner.weights, batch.inputs[:1].to(reference), learner.zero_noise(1))
     outputs = outputs[0] if isinstance(outputs, tuple) else outputs
-    return int(outputs.shape[1])
+    return int(outputs.shape[1]) if outputs.ndim == 2 else 0

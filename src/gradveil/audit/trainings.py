@@ -189,11 +189,15 @@ def _record(training: Training, key: str, result: TrainingResult) -> dict[str, A
 
 
 def _chance(training: Training) -> float:
-    """Return the accuracy of always naming the most frequent class."""
+    """Return the accuracy of always naming the most frequent class; of masks, the mean Dice of calling every pixel foreground."""
     from gradveil.data import load_data
+    from gradveil.metrics import dice
 
     options = {name: value for name, value in (("labels", training.labels), ("scale", training.scale)) if value}
-    counts = load_data(training.data, **options).counts()  # type: ignore[arg-type]
+    data = load_data(training.data, **options)  # type: ignore[arg-type]
+    if data.dense:
+        return float(dice(data.targets >= 0, data.targets).mean())
+    counts = data.counts()
     return max(counts) / sum(counts)
 
 

@@ -25,6 +25,7 @@ DEFENSE_HELP = (
 )
 UTILITY_HELP = "Also train this many federated rounds with every defense, to measure accuracy, bytes and time."
 LIMIT_HELP = "Exit with 1 if the upper confidence bound is beyond, as in 'identified>0.05' or 'invre>0.45'; repeatable."
+KNOWN_HELP = "Give the attacker the true labels; data with masks needs it."
 RISK_HELP = "Exposure without an attack, in every cell: auto, off, or a mode (dense, gram, leading)."
 
 
@@ -38,6 +39,8 @@ def audit(
     batch_size: Annotated[Wholes, typer.Option(help="Records behind one update; repeatable.")] = None,
     local_steps: Annotated[Wholes, typer.Option(help="Local steps behind one update; repeatable.")] = None,
     defense: Annotated[Texts, typer.Option(help=DEFENSE_HELP)] = None,
+    loss: Annotated[str | None, typer.Option(help="Registered loss or module:function.")] = None,
+    known_labels: Annotated[bool | None, typer.Option("--known-labels", help=KNOWN_HELP, show_default=False)] = None,
     ensemble: Annotated[Texts, typer.Option(help="quick, standard, or one attack; repeatable.")] = None,
     records: Annotated[int | None, typer.Option(help="How many records are attacked.")] = None,
     utility: Annotated[int | None, typer.Option(metavar="ROUNDS", help=UTILITY_HELP)] = None,
@@ -71,6 +74,8 @@ def audit(
         "defense": defense or (["none"] if update and plan is None else None),
         "ensemble": ensemble,
         "records": records,
+        "loss": loss,
+        "known_labels": known_labels,
         "seed": seed,
         "device": device,
         "risk": risk,

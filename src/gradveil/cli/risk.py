@@ -34,6 +34,7 @@ def risk(
     model: Annotated[Texts, typer.Option(help=MODEL_HELP)] = None,
     weights: Annotated[str, typer.Option(help=".safetensors, or a state dict as .pt or .pth.")] = "",
     defense: Annotated[Texts, typer.Option(help=DEFENSE_HELP)] = None,
+    loss: Annotated[str, typer.Option(help="Registered loss or module:function.")] = "cross_entropy",
     local_steps: Annotated[int, typer.Option(help="Local steps behind one update.")] = 1,
     records: Annotated[int, typer.Option(help="How many records are scored.")] = 16,
     mode: Annotated[str, typer.Option(help="auto, dense, gram or leading.")] = "auto",
@@ -75,6 +76,7 @@ def risk(
         "scale": "" if scale == "auto" else scale,
         "weights": weights,
         "state": "given" if weights else "untrained",
+        "loss": loss,
         "local_steps": local_steps,
         "seed": seed,
         "device": device,
@@ -224,7 +226,8 @@ def _print(found: Sequence[Assessment], result: dict[str, Any], out: Path | None
             for place, record in enumerate(group):
                 score = record.risk
                 span = f"{score.low:.3f}–{score.high:.3f}" if score.low < score.high else ""
-                values = (str(record.row), str(record.label), f"{score.invre:.3f}", span, score.band, f"{score.score:.4f}")
+                label = "–" if record.label is None else str(record.label)
+                values = (str(record.row), label, f"{score.invre:.3f}", span, score.band, f"{score.score:.4f}")
                 table.add_row("" if place else word, *values, str(score.rank))
         screen.print(table)
         for sentence in each.notes:

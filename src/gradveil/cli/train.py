@@ -139,12 +139,14 @@ def _run(settings: FederationSettings, out: Path, quiet: bool, options: dict[str
 
 def _sentence(result: TrainingResult) -> str:
     """Return the outcome in one line."""
-    from gradveil.cli.training_progress import accurate
+    from gradveil.cli.training_progress import SCORES, accurate
     from gradveil.report.numbers import count, size, times
 
     rounds = len(result.rounds)
     parts = [
-        f"accuracy {accurate(result.final_accuracy)} after {count(rounds, 'round')} (best {accurate(result.best_accuracy)})",
+        f"{SCORES[result.score]} {accurate(result.final_accuracy)} after {count(rounds, 'round')} "
+        f"(best {accurate(result.best_accuracy)})",
+        *([] if result.final_f1 is None else [f"F1 {accurate(result.final_f1)}"]),
         f"{size(result.bytes_up / rounds)} up and {size(result.bytes_down / rounds)} down per round",
     ]
     if result.latency is not None:

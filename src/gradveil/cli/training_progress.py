@@ -20,6 +20,10 @@ LINE_EVERY = 10.0
 """Seconds between lines, where there is no terminal."""
 
 
+SCORES = {"accuracy": "accuracy", "dice": "Dice"}
+"""What the accuracy of a training is called."""
+
+
 @contextlib.contextmanager
 def show_rounds(rounds: int, *, quiet: bool) -> Iterator[Report | None]:
     """Give a function that shows finished rounds while the block runs."""
@@ -41,7 +45,9 @@ def words(record: RoundRecord, rounds: int, left: float | None) -> str:
     """Return one round in words."""
     told = f"round {record.round}/{rounds}"
     if record.accuracy is not None:
-        told += f" · accuracy {accurate(record.accuracy)}"
+        told += f" · {SCORES[record.score]} {accurate(record.accuracy)}"
+    if record.f1 is not None:
+        told += f" · F1 {accurate(record.f1)}"
     if record.refused:
         told += f" · {record.refused} refused"
     return f"{told} · {time_left(left)}"

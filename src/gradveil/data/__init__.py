@@ -3,7 +3,8 @@
 * `load_data`: built-in names, .npz, folders of pictures, IDX; every source ends as a validated `Dataset`.
 * `load_photos`, `load_digits`: built in, read from installed packages, no download.
 * `public_images`: inputs an attacker may rehearse on, never audited records.
-* partitions: IID, Dirichlet, by owner, class balance.
+* `load_segments`: built in, pictures with masks.
+* partitions: IID, Dirichlet, by owner, class balance, given sizes.
 * divisions: which party of vertical learning has which features.
 """
 
@@ -12,9 +13,11 @@ from __future__ import annotations
 from gradveil.data.base import DATASETS, DataCard, Dataset, validate
 from gradveil.data.digits import load_digits
 from gradveil.data.files import load_data
-from gradveil.data.partitions import IID, PARTITIONS, ByOwner, ClassBalance, Dirichlet, Partition
+from gradveil.data.masks import foreground
+from gradveil.data.partitions import IID, PARTITIONS, ByOwner, ClassBalance, Dirichlet, Partition, Sizes
 from gradveil.data.photos import load_photos
 from gradveil.data.public import public_images
+from gradveil.data.segments import load_segments
 from gradveil.data.vertical import DIVISIONS, Columns, Division, LeftRight, TopBottom, Whole, part_of
 
 __all__ = [
@@ -31,11 +34,14 @@ __all__ = [
     "Division",
     "LeftRight",
     "Partition",
+    "Sizes",
     "TopBottom",
     "Whole",
+    "foreground",
     "load_data",
     "load_digits",
     "load_photos",
+    "load_segments",
     "part_of",
     "public_images",
     "validate",

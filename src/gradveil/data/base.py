@@ -1,7 +1,8 @@
 """The data set record, its one validation, and the registry of built-in data.
 
 Whatever the source, records arrive here in one form: float32 inputs (N, C, ...) in [0, 1] and whole-number class targets
-(N,). Every `Dataset` is validated when it is made, so no later station has to check again.
+(N,), or, for segmentation, a mask of 0 and 1 for each picture. Every `Dataset` is validated when it is made, so no later station
+has to check again.
 """
 
 from __future__ import annotations
@@ -46,8 +47,8 @@ class Dataset:
     Attributes:
         name: Built-in name or path, for people to read.
         inputs: float32 (N, C, ...) in [0, 1].
-        targets: int64 (N,), each in [0, classes).
-        classes: Number of classes, at least 2; the model has as many outputs.
+        targets: int64 (N,), each in [0, classes); or masks, float32 (N, 1, H, W) of 0 and 1.
+        classes: Number of classes, at least 2; the model has as many outputs. With masks 1: one output per pixel.
         class_names: One name per class.
         records: One id per record. Private for user data: never shown in a report that may leave the building.
         owners: Natural owner of each record (patient, writer, subject), or None where unknown.
@@ -76,6 +77,11 @@ class Dataset:
         """Shape of one input."""
         return tuple(self.inputs.shape[1:])
 
+    @property
+    def dense(self) -> bool:
+        """Whether targets are masks: one value per pixel, and no classes."""
+        return self.targets.dim() > 2
+
     def take(self, indices: Sequence[int]) -> Dataset:
         """Return the records at ``indices``, in that order; the classes stay."""
         rows = [int(index) for index in indices]
@@ -96,7 +102,9 @@ class Dataset:
         return Batch(part.inputs, part.targets, part.records)
 
     def counts(self) -> list[int]:
-        """Return the number of records of each class."""
+        """Return the number of records of each class; of masks, the number of records that have one."""
+        if self.dense:
+            return [len(self)]
         return [int(count) for count in torch.bincount(self.targets, minlength=self.classes)]
 
     def digest(self) -> str:
@@ -122,7 +130,10 @@ def validate(data: Dataset) -> None:
     if data.inputs.dtype != torch.float32:
         raise UsageError(f"{data.name!r}: inputs are {data.inputs.dtype}; give float32 in [0, 1] (load_data converts files)")
     _check_values(data.name, data.inputs)
-    _check_targets(data)
+    if data.dense:
+        _check_masks(data)
+    else:
+        _check_targets(data)
     _check_lengths(data)
 
 
@@ -136,6 +147,21 @@ def _check_values(name: str, inputs: Tensor) -> None:
     if low < 0 or high > 1:
         cure = "divide them by 255" if low >= 0 and 1 < high <= 255 else "rescale them, or let scale='minmax' do it"
         raise UsageError(f"{name!r}: input values run from {low:.4g} to {high:.4g}, but must lie in [0, 1]; {cure}")
+
+
+def _check_masks(data: Dataset) -> None:
+    masks, wanted = data.targets, (len(data.inputs), 1, *data.inputs.shape[2:])
+    if data.inputs.dim() != 4 or tuple(masks.shape) != wanted:
+        raise UsageError(
+            f"{data.name!r}: masks have shape {tuple(masks.shape)} and pictures {tuple(data.inputs.shape)}; give one mask per "
+            "picture, as high and as wide"
+        )
+    if masks.dtype != torch.float32 or not bool(((masks == 0) | (masks == 1)).all()):
+        raise UsageError(f"{data.name!r}: masks must be float32 and hold 0 and 1 only (load_data converts files)")
+    if data.classes != 1:
+        raise UsageError(f"{data.name!r}: masks have one output per pixel, so classes is 1, not {data.classes}; leave it out")
+    if bool((masks == masks.flatten()[0]).all()):
+        raise UsageError(f"{data.name!r}: all masks are empty, or all are full, so there is nothing to learn; give others")
 
 
 def _check_targets(data: Dataset) -> None:

@@ -24,6 +24,7 @@ from gradveil.data.idx import is_idx, labels_beside, read_idx
 from gradveil.data.image_folder import list_folder, read_images
 from gradveil.data.label_files import Table, read_labels, read_npy
 from gradveil.data.layout import to_inputs, to_targets
+from gradveil.data.masks import to_masks
 from gradveil.data.npz import SPLITS, read_npz
 from gradveil.errors import UsageError, suggest
 
@@ -197,15 +198,16 @@ def _with_table(raw: _Raw, request: _Request, labels: Path | None) -> _Raw:
 def _assemble(raw: _Raw, request: _Request) -> Dataset:
     name = request.source
     if raw.labels is None:
-        raise UsageError(f"{name!r} has no labels; give them with labels=FILE (.csv, .npy or IDX)")
+        raise UsageError(f"{name!r} has no labels; give them with labels=FILE (.csv, .npy or IDX), or as masks in an .npz")
     if raw.count == 0:
         raise UsageError(f"{name!r} is empty; give at least one record")
-    targets, words = to_targets(raw.labels, name)
+    dense = raw.labels.ndim >= 3
+    targets, words = (to_masks(raw.labels, name), ("foreground",)) if dense else to_targets(raw.labels, name)
     for what, found in (("labels", len(targets)), ("owners", len(raw.owners or ())), ("record names", len(raw.records or ()))):
         if found != raw.count and (what == "labels" or found):
             raise UsageError(f"{name!r}: {raw.count} inputs but {found} {what}; give one per record, in the same order")
     # Counted over all records: neither limit nor split may change how many outputs the model needs.
-    classes = request.classes or max(int(targets.max()) + 1, len(words or ()), len(raw.class_names or ()))
+    classes = request.classes or (1 if dense else max(int(targets.max()) + 1, len(words or ()), len(raw.class_names or ())))
     layout = raw.layout if request.layout == "auto" else request.layout
     pool = list(range(raw.count)) if raw.rows is None else raw.rows
     rows = pool if request.limit is None else [pool[index] for index in _spread(len(pool), request.limit)]
@@ -214,7 +216,7 @@ def _assemble(raw: _Raw, request: _Request) -> Dataset:
         inputs=to_inputs(raw.inputs(rows), name, layout=layout, scale=request.scale),
         targets=targets[rows],
         classes=classes,
-        class_names=_class_names(classes, words or raw.class_names),
+        class_names=_class_names(classes, raw.class_names if dense and raw.class_names else words or raw.class_names),
         records=tuple(raw.records[row] for row in rows) if raw.records else tuple(f"record-{row}" for row in rows),
         owners=tuple(raw.owners[row] for row in rows) if raw.owners else None,
     )

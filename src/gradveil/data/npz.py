@@ -28,7 +28,7 @@ __all__ = ["SPLITS", "Archive", "read_npz"]
 
 SPLITS = ("train", "val", "test")
 INPUT_NAMES = ("x", "inputs", "images", "data")
-TARGET_NAMES = ("y", "targets", "labels", "label")
+TARGET_NAMES = ("y", "targets", "labels", "label", "masks", "mask")
 CLASS_NAMES = ("class_names", "label_names")
 
 

@@ -1,4 +1,4 @@
-"""Who owns which record: four ways to deal a data set out to clients.
+"""Who owns which record: five ways to deal a data set out to clients.
 
 A partition is a frozen dataclass that is its own configuration, ``dirichlet(alpha=0.5)``. `split` gives one list of record
 indices per client; no record appears twice, no client is left without records, and equal seeds give equal splits.
@@ -20,9 +20,11 @@ from gradveil.errors import UsageError
 from gradveil.randomness import Seed
 from gradveil.registry import Card, Registry
 
-__all__ = ["IID", "PARTITIONS", "ByOwner", "ClassBalance", "Dirichlet", "Partition"]
+__all__ = ["IID", "PARTITIONS", "ByOwner", "ClassBalance", "Dirichlet", "Partition", "Sizes"]
 
 TRIES = 200
+HOSPITALS = (8, 32, 128, 512, 8, 32, 128, 512, 1)
+"""Records of the nine clients in Hatamizadeh et al. and the shadow paper."""
 
 
 @dataclass(frozen=True)
@@ -117,6 +119,55 @@ class Dirichlet(Partition):
         )
 
 
+@PARTITIONS.register(
+    Card(
+        name="sizes",
+        summary="Client i gets sizes[i] records, drawn at random; by default the nine hospitals of the shadow paper.",
+        paper="Hatamizadeh et al., Do Gradient Inversion Attacks Make Federated Learning Unsafe?, 2023",
+        url="https://arxiv.org/abs/2202.06924",
+        weakness="Records beyond the sum of the sizes are left out, unless they are scaled to the data.",
+    )
+)
+@dataclass(frozen=True)
+class Sizes(Partition):
+    """Shuffle, then deal out as many records as each client is said to have.
+
+    Attributes:
+        sizes: Records of each client.
+        scaled: True keeps the proportions and deals out all records, at least one to each client.
+    """
+
+    sizes: tuple[int, ...] = HOSPITALS
+    scaled: bool = False
+
+    def __post_init__(self) -> None:
+        """Check the settings."""
+        given = self.sizes if isinstance(self.sizes, (tuple, list)) else (self.sizes,)
+        if not given or any(isinstance(size, bool) or not isinstance(size, int) or size < 1 for size in given):
+            raise UsageError(f"sizes: sizes is {self.sizes!r}; give whole numbers above 0, as in sizes(sizes=[8, 32, 128])")
+        object.__setattr__(self, "sizes", tuple(given))
+
+    def deal(self, dataset: Dataset, clients: int, random: np.random.Generator) -> list[NDArray[np.int64]]:
+        """Cut the shuffled rows at the cumulated sizes."""
+        if clients != len(self.sizes):
+            raise UsageError(f"sizes: there are {len(self.sizes)} sizes for {clients} clients; ask for {len(self.sizes)} clients")
+        total = sum(self.sizes)
+        if total > len(dataset) and not self.scaled:
+            raise UsageError(
+                f"sizes: they add up to {total} and {dataset.name!r} has {len(dataset)} records; set scaled=True, or lower them"
+            )
+        counts = self._scaled(len(dataset)) if self.scaled else np.array(self.sizes)
+        return np.split(random.permutation(len(dataset))[: counts.sum()], np.cumsum(counts)[:-1])
+
+    def _scaled(self, records: int) -> NDArray[np.int64]:
+        """Return sizes in proportion that sum to ``records``: one each, and the others by largest remainders."""
+        wanted = (records - len(self.sizes)) * np.array(self.sizes) / sum(self.sizes)
+        counts = 1 + np.floor(wanted).astype(np.int64)
+        remainders = np.argsort(-(wanted - np.floor(wanted)), kind="stable")
+        counts[remainders[: records - int(counts.sum())]] += 1
+        return counts
+
+
 @PARTITIONS.register(Card(name="by_owner", summary="One natural owner (patient, writer, subject) is one client."))
 @dataclass(frozen=True)
 class ByOwner(Partition):
@@ -198,5 +249,7 @@ class ClassBalance(Partition):
 
 
 def _rows_by_class(dataset: Dataset) -> list[NDArray[np.int64]]:
+    if dataset.dense:
+        raise UsageError(f"{dataset.name!r} has masks and no classes to divide by; use iid, sizes or by_owner")
     targets = dataset.targets.numpy()
     return [np.flatnonzero(targets == label) for label in range(dataset.classes)]

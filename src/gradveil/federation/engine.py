@@ -33,7 +33,7 @@ from gradveil.federation.local_training import LocalTraining
 from gradveil.federation.scaffold import Scaffold
 from gradveil.federation.server import Server, receive
 from gradveil.federation.settings import FederationSettings
-from gradveil.federation.setup import Federation, build_federation
+from gradveil.federation.setup import Federation, Scores, build_federation
 from gradveil.registry import parse_call, split_chain
 from gradveil.risk.releases import RANGE_OF_DATA, privacy_of_training
 from gradveil.tensors import Named
@@ -155,11 +155,11 @@ class _Run:
         self.server = step.server
         self.changed |= {client for client in chosen if client in self.states}
         reasons = {**failed, **step.refused}
-        accuracy, loss = self._evaluate(index)
+        scores = self._evaluate(index)
         return RoundRecord(
             round=index + 1,
-            accuracy=accuracy,
-            loss=loss,
+            accuracy=scores.accuracy if scores else None,
+            loss=scores.loss if scores else None,
             bytes_up=sum(tensor_bytes(payload) for payload in payloads.values()),
             bytes_down=len(chosen) * self._bytes_down(),
             client_seconds=round(client_seconds, 4),
@@ -169,6 +169,8 @@ class _Run:
             reasons={str(client): reasons[client] for client in sorted(reasons)},
             counters=_counters([result.state for result in sent.values()]),
             note=step.note,
+            f1=scores.f1 if scores else None,
+            score=federation.score,
         )
 
     def _collect(self, chosen: list[int], index: int) -> tuple[dict[int, ClientResult], dict[int, str]]:
@@ -199,11 +201,11 @@ class _Run:
             ),
         )
 
-    def _evaluate(self, index: int) -> tuple[float | None, float | None]:
+    def _evaluate(self, index: int) -> Scores | None:
         settings = self.federation.settings
         if (index + 1) % settings.evaluate_every and index + 1 != settings.rounds:
-            return None, None
-        return self.federation.evaluate(self.server.weights, self.server.buffers)
+            return None
+        return self.federation.scores(self.server.weights, self.server.buffers)
 
     def _bytes_down(self) -> int:
         """Weights and running statistics, and for SCAFFOLD the server's control variate."""

@@ -21,7 +21,7 @@ class RoundRecord:
 
     Attributes:
         round: From 1.
-        accuracy: Share of test records classified right after this round; None where it was not evaluated.
+        accuracy: Share of test records classified right after this round, of masks the mean Dice; None where not evaluated.
         loss: Mean task loss over the test records; None where it was not evaluated.
         bytes_up: Tensors all clients of the round sent.
         bytes_down: Tensors the server sent to them.
@@ -32,6 +32,8 @@ class RoundRecord:
         reasons: Client to sentence, for those.
         counters: What the defense counts in its state, mean over the clients of the round.
         note: Why the round changed nothing, where it did not.
+        f1: F1 of class 1 over the test records, where there are two classes.
+        score: What the accuracy is: ``accuracy``, or ``dice`` of masks.
     """
 
     round: int
@@ -46,10 +48,14 @@ class RoundRecord:
     reasons: Mapping[str, str] = field(default_factory=dict)
     counters: Mapping[str, float] = field(default_factory=dict)
     note: str = ""
+    f1: float | None = None
+    score: str = "accuracy"
 
     def as_dict(self) -> dict[str, Any]:
-        """Return plain JSON values, in order."""
-        return dataclasses.asdict(self) | {"clients": list(self.clients)}
+        """Return plain JSON values, in order; what other data has not, such as F1, is left out."""
+        values = dataclasses.asdict(self) | {"clients": list(self.clients)}
+        usual = {"f1": None, "score": "accuracy"}
+        return {name: value for name, value in values.items() if name not in usual or value != usual[name]}
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> RoundRecord:
@@ -125,6 +131,17 @@ class TrainingResult:
         return max(self.accuracies, default=None)
 
     @property
+    def score(self) -> str:
+        """What the accuracies are: ``accuracy``, or ``dice`` of masks."""
+        return self.rounds[0].score if self.rounds else "accuracy"
+
+    @property
+    def final_f1(self) -> float | None:
+        """F1 after the last evaluated round, where there are two classes."""
+        found = [record.f1 for record in self.rounds if record.f1 is not None]
+        return found[-1] if found else None
+
+    @property
     def bytes_up(self) -> int:
         """Bytes of all clients in all rounds."""
         return sum(record.bytes_up for record in self.rounds)
@@ -159,6 +176,7 @@ def summary_of(result: TrainingResult, provenance: Mapping[str, Any], *, version
         "finished": result.finished,
         "final_accuracy": result.final_accuracy,
         "best_accuracy": result.best_accuracy,
+        **({} if result.final_f1 is None else {"final_f1": result.final_f1}),
         "bytes": {
             "up": result.bytes_up,
             "down": result.bytes_down,

@@ -17,19 +17,35 @@ from gradveil.errors import UsageError
 from gradveil.federation.local_training import tracked_buffers
 from gradveil.federation.settings import FederationSettings
 from gradveil.learning import Learner, Loss, loss_by_name
+from gradveil.metrics.task import dice, f1_score
 from gradveil.models import build_model
 from gradveil.models.batch_norm import batch_norm_layers
 from gradveil.randomness import Seed
 from gradveil.records import Batch, ModelSpec
 from gradveil.tensors import Named
 
-__all__ = ["Federation", "build_federation", "load_both"]
+__all__ = ["Federation", "Scores", "build_federation", "load_both"]
 
 PUBLIC = 32
 """Public inputs a defense may use; see `gradveil.data.public_images`."""
 
 EVALUATION_BATCH = {"cpu": 64, "cuda": 1024}
 """What fits a core's cache; what fills a GPU."""
+
+
+@dataclass(frozen=True)
+class Scores:
+    """How good a model is on the test records.
+
+    Attributes:
+        accuracy: Share classified right; of masks, the mean Dice.
+        loss: Mean task loss.
+        f1: F1 of class 1, where there are two classes.
+    """
+
+    accuracy: float
+    loss: float
+    f1: float | None = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -111,21 +127,38 @@ class Federation:
         noise = {name: blank.expand(*shape, *own) for name, own in self.noise_shapes.items()}
         return self.learner.replace(weights=weights, noise=noise)
 
-    @torch.no_grad()
+    @property
+    def score(self) -> str:
+        """What the accuracy of this data is: ``accuracy``, or ``dice`` of masks."""
+        return "dice" if self.train.dense else "accuracy"
+
     def evaluate(self, weights: Named, buffers: Named) -> tuple[float, float]:
-        """Return accuracy and mean loss over the test records; noise an adapted model draws is left at its mean, zero."""
+        """Return accuracy (of masks, the mean Dice) and mean loss over the test records."""
+        found = self.scores(weights, buffers)
+        return found.accuracy, found.loss
+
+    @torch.no_grad()
+    def scores(self, weights: Named, buffers: Named) -> Scores:
+        """Score a model on the test records; noise an adapted model draws is left at its mean, zero."""
         evaluator = self.evaluator.replace(buffers=buffers)
         device = self.inputs.device
-        right, total = torch.zeros((), device=device, dtype=torch.int64), torch.zeros((), device=device, dtype=torch.float64)
+        right, total = torch.zeros((), device=device, dtype=torch.float64), torch.zeros((), device=device, dtype=torch.float64)
+        predicted = []
         size = EVALUATION_BATCH.get(device.type, 64)
         for start in range(0, len(self.test), size):
             inputs, targets = (each[start : start + size].to(device) for each in (self.test.inputs, self.test.targets))
             noise = {name: inputs.new_zeros((len(inputs), *shape)) for name, shape in self.noise_shapes.items()}
             outputs = evaluator.forward(weights, inputs, noise)
             logits = outputs[0] if isinstance(outputs, tuple) else outputs
-            right += (logits.argmax(1) == targets).sum()
+            if self.train.dense:
+                right += dice(logits > 0, targets).sum()
+            else:
+                predicted.append(logits.argmax(1))
+                right += (predicted[-1] == targets).sum()
             total += self.task_loss(logits, targets) * len(inputs)
-        return int(right) / len(self.test), float(total) / len(self.test)
+        two = self.train.classes == 2 and not self.train.dense
+        f1 = f1_score(torch.cat(predicted).cpu(), self.test.targets) if two else None
+        return Scores(float(right) / len(self.test), float(total) / len(self.test), f1)
 
     def describe_data(self) -> dict[str, Any]:
         """Return what was trained and tested on, in plain values."""
@@ -133,6 +166,7 @@ class Federation:
             "name": self.train.name,
             "builtin": self.train.builtin,
             "classes": self.train.classes,
+            "score": self.score,
             "train": sum(len(part) for part in self.parts),
             "test": len(self.test),
             "test_from": self.test_from,
@@ -151,6 +185,7 @@ def build_federation(settings: FederationSettings, dataset: Dataset | None = Non
         classes=train.classes,
         seed=Seed(settings.seed).child("model"),
         weights=settings.weights or None,
+        dense=train.dense,
     )
     adapted = defense.adapt_model(model)
     task_loss = loss_by_name(settings.loss)
@@ -218,6 +253,8 @@ def load_both(settings: FederationSettings, dataset: Dataset | None, test: Datas
         where = "held out"
     if test.input_shape != dataset.input_shape:
         raise UsageError(f"test records have shape {test.input_shape}, training records {dataset.input_shape}; give like ones")
+    if test.dense != dataset.dense:
+        raise UsageError("training and test records must both have masks, or both have classes; give like ones")
     if test.classes > dataset.classes:
         raise UsageError(f"test records have {test.classes} classes, training records {dataset.classes}; give the same classes")
     return dataset, test, where

@@ -12,6 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from gradveil.errors import UsageError
 from gradveil.registry import Card, Registry, import_object
 
 __all__ = ["LOSSES", "Loss", "loss_by_name"]
@@ -24,6 +25,11 @@ LOSSES: Registry[Loss, Card] = Registry("loss", "gradveil.learning.losses")
 @LOSSES.register(Card(name="cross_entropy", summary="Softmax cross-entropy on class indices or class probabilities."))
 def cross_entropy(outputs: Tensor, targets: Tensor) -> Tensor:
     """Return the mean of -log softmax(outputs)[target]."""
+    if outputs.shape[1] == 1:
+        raise UsageError(
+            "cross-entropy compares classes and is always 0 for a single output; for masks choose the loss "
+            "'binary_cross_entropy' or 'dice'"
+        )
     if targets.is_floating_point():
         return -(targets * F.log_softmax(outputs, dim=1)).sum(1).mean()
     # One-hot rather than indexing: gather has no batching rule that torch.compile keeps fast on a CPU.
@@ -48,6 +54,27 @@ def binary_cross_entropy(outputs: Tensor, targets: Tensor) -> Tensor:
         targets = (torch.arange(outputs.shape[1], device=outputs.device) == targets.unsqueeze(1)).to(outputs)
     targets = targets.reshape(outputs.shape).to(outputs)
     return (F.softplus(outputs) - outputs * targets).mean()
+
+
+@LOSSES.register(
+    Card(
+        name="dice",
+        summary="One minus the soft overlap of predicted and true mask, 2|A∩B| / (|A| + |B|), example by example.",
+        paper="Milletari, Navab and Ahmadi, V-Net: Fully Convolutional Neural Networks for Volumetric Medical Segmentation, 2016",
+        url="https://arxiv.org/abs/1606.04797",
+    )
+)
+def dice(outputs: Tensor, targets: Tensor) -> Tensor:
+    """Return the mean over examples of 1 - (2 Σ p t + 1) / (Σ p + Σ t + 1), with p the sigmoid of the outputs.
+
+    The ones keep two empty masks at zero loss and the derivative finite. Departs from the paper: sums of p and t, not of their
+    squares, as is usual since.
+    """
+    if not targets.is_floating_point() and targets.shape != outputs.shape:
+        targets = (torch.arange(outputs.shape[1], device=outputs.device) == targets.unsqueeze(1)).to(outputs)
+    truth, predicted = targets.reshape(outputs.shape).to(outputs).flatten(1), outputs.sigmoid().flatten(1)
+    overlap = (2 * (predicted * truth).sum(1) + 1) / (predicted.sum(1) + truth.sum(1) + 1)
+    return (1 - overlap).mean()
 
 
 def loss_by_name(name: str) -> Loss:

@@ -1,7 +1,7 @@
 """The models that are trained and attacked: one small file per family, found by name through `MODELS`.
 
 * `build_model`: a built-in name with settings, or ``module:factory`` of yours, with optional weights; checked by a probe.
-* `mlp`, `lenet`, `convnet`, `resnet`: the families; inputs in [0, 1], normalisation inside.
+* `mlp`, `lenet`, `convnet`, `resnet`: the families; inputs in [0, 1], normalisation inside. `unet`: for masks.
 * `split_model`: bottom and top at a named cut, for vertical learning.
 * `set_batch_norm_mode`: the explicit choice between running and batch statistics.
 """
@@ -9,7 +9,7 @@
 from __future__ import annotations
 
 # The families are exported as modules: they register on import, and a function of a module's name would hide the module.
-from gradveil.models import convnet, lenet, mlp, resnet
+from gradveil.models import convnet, lenet, mlp, resnet, unet
 from gradveil.models.base import MODELS, Factory, ModelCard, build_model, parameter_count, probe
 from gradveil.models.batch_norm import BATCH_NORM_MODES, batch_norm_layers, batch_norm_mode, set_batch_norm_mode
 from gradveil.models.layers import Normalize
@@ -35,4 +35,5 @@ __all__ = [
     "resnet",
     "set_batch_norm_mode",
     "split_model",
+    "unet",
 ]

@@ -1,7 +1,8 @@
 """The registry of models, and `build_model`: from a spelling to a checked model with known weights.
 
 A factory takes ``(input_shape, classes)`` and its own settings by keyword and returns a module that maps inputs (B,
-*input_shape) in [0, 1] to logits (B, classes). Normalisation lives inside the model.
+*input_shape) in [0, 1] to logits (B, classes), or, where targets are masks, to one logit per pixel (B, classes, H, W).
+Normalisation lives inside the model.
 
 This is the one place in the package where a global generator is seeded, because PyTorch's layers draw their first weights
 from it. It happens inside `sealed_randomness`, which puts every global generator back as it was.
@@ -51,6 +52,7 @@ def build_model(
     classes: int,
     seed: Seed,
     weights: str | None = None,
+    dense: bool = False,
 ) -> nn.Module:
     """Return a checked model in eval mode, on the CPU.
 
@@ -62,6 +64,7 @@ def build_model(
         classes: Number of outputs wanted.
         seed: Decides the first weights; the global generators are left as they were.
         weights: ``.safetensors`` file, or ``.pt`` / ``.pth`` with a state dict, to load on top.
+        dense: Whether targets are masks, so that the model gives ``classes`` outputs for every pixel.
 
     Raises:
         UsageError: In one sentence that says what to change.
@@ -75,7 +78,7 @@ def build_model(
     model.eval()
     if weights is not None:
         load_weights(model, weights)
-    probe(model, name, input_shape, classes)
+    probe(model, name, input_shape, classes, dense=dense)
     return model
 
 
@@ -84,8 +87,8 @@ def parameter_count(model: nn.Module) -> int:
     return sum(parameter.numel() for parameter in model.parameters())
 
 
-def probe(model: nn.Module, name: str, input_shape: tuple[int, ...], classes: int) -> None:
-    """Run two black inputs through the model and raise unless logits (2, classes) come out."""
+def probe(model: nn.Module, name: str, input_shape: tuple[int, ...], classes: int, *, dense: bool = False) -> None:
+    """Run two black inputs through the model and raise unless logits come out: (2, classes), or with masks one per pixel."""
     parameter = next(model.parameters(), None)
     if parameter is None:
         raise UsageError(f"model {name!r} has no parameters, so its updates are empty; give a model that can be trained")
@@ -101,10 +104,15 @@ def probe(model: nn.Module, name: str, input_shape: tuple[int, ...], classes: in
         raise UsageError(
             f"model {name!r} returns {type(outputs).__name__}, not one tensor; wrap it so that it returns the logits alone"
         )
-    if tuple(outputs.shape) != (2, classes):
+    wanted = (2, classes, *input_shape[1:]) if dense else (2, classes)
+    if tuple(outputs.shape) != wanted:
+        cure = f"set its last layer to {classes} outputs"
+        if dense:
+            cure = "the data has masks, so use unet or another model with one output per pixel"
+        elif outputs.dim() > 2:
+            cure = "the data has classes, so use a model that gives one row per input"
         raise UsageError(
-            f"model {name!r} gives outputs of shape {tuple(outputs.shape)} for 2 inputs, where (2, {classes}) is needed; "
-            f"set its last layer to {classes} outputs"
+            f"model {name!r} gives outputs of shape {tuple(outputs.shape)} for 2 inputs, where {wanted} is needed; {cure}"
         )
     if not bool(torch.isfinite(outputs).all()):
         raise UsageError(f"model {name!r} gives outputs that are not finite for black inputs; look at its weights")

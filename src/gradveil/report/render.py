@@ -89,7 +89,7 @@ def render_training(training: Training, *, private: bool) -> str:
             policy=_policy(style, script, show_pictures=False),
             training=training,
             private=private and not training.builtin_data,
-            chart=training_chart(curve) if curve.rounds else None,
+            chart=training_chart(curve, score=training.score) if curve.rounds else None,
             words=words.utility_words(training.settings),
         )
     )

@@ -26,6 +26,7 @@ class Round:
     number: int
     accuracy: float | None
     loss: float | None
+    f1: float | None
     bytes_up: float | None
     bytes_down: float | None
     client_seconds: float | None
@@ -71,6 +72,11 @@ class Training:
     def defense(self) -> str:
         """Spelling of the defense."""
         return str(self.settings.get("defense", "none"))
+
+    @property
+    def score(self) -> str:
+        """What the accuracies are called."""
+        return "Dice" if self.data.get("score") == "dice" else "Accuracy"
 
     @property
     def counters(self) -> tuple[str, ...]:
@@ -143,6 +149,7 @@ def _round(each: Fields) -> Round:
         number=each.whole("round", 0) or 0,
         accuracy=each.number("accuracy"),
         loss=each.number("loss"),
+        f1=each.number("f1"),
         bytes_up=each.number("bytes_up"),
         bytes_down=each.number("bytes_down"),
         client_seconds=each.number("client_seconds"),

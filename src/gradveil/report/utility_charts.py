@@ -148,16 +148,18 @@ def curve_panels(cells: Sequence[Cell], ident: str = "curves") -> list[Panel]:
     return panels
 
 
-def training_chart(curve: Curve, ident: str = "training") -> Markup:
-    """Draw the curve of one training."""
-    return _panel({"": (curve,)}, (), ident, "this training", "one line")
+def training_chart(curve: Curve, ident: str = "training", score: str = "Accuracy") -> Markup:
+    """Draw the curve of one training, of whose accuracies ``score`` is the name."""
+    return _panel({"": (curve,)}, (), ident, "this training", "one line", score)
 
 
 def _mean(cell: Cell) -> bool:
     return cell.utility is not None and any(curve.rounds for curve in cell.utility.curves)
 
 
-def _panel(lines: Mapping[str, Sequence[Curve]], under: Sequence[Curve], ident: str, name: str, names: str) -> Markup:
+def _panel(
+    lines: Mapping[str, Sequence[Curve]], under: Sequence[Curve], ident: str, name: str, names: str, score: str = "Accuracy"
+) -> Markup:
     everything = [*under, *(curve for curves in lines.values() for curve in curves)]
     last = max(curve.rounds[-1] for curve in everything if curve.rounds)
     top = max(max(curve.accuracy) for curve in everything if curve.accuracy)
@@ -172,7 +174,7 @@ def _panel(lines: Mapping[str, Sequence[Curve]], under: Sequence[Curve], ident: 
         width=360,
         height=226,
         ident=ident,
-        title=f"Accuracy by round, {name}",
+        title=f"{score} by round, {name}",
         desc=f"Mean over seeds, with the range of seeds behind it; {names}. The grey dashed line is training without a defense.",
         class_="chart frontier",
     )

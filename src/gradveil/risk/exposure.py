@@ -88,7 +88,7 @@ class RecordRisk:
 
     Attributes:
         row: Its row in the data.
-        label: Its class.
+        label: Its class; None where targets are masks.
         risk: InvRE with its parts.
         fisher: Fisher information leakage σ_1 / s; infinite without noise on what is sent.
         diagonal: dFIL; the same.
@@ -98,7 +98,7 @@ class RecordRisk:
     """
 
     row: int
-    label: int
+    label: int | None
     risk: RiskScore
     fisher: float
     diagonal: float
@@ -327,7 +327,7 @@ def _record(row: int, target: Tensor, release: DefendedRelease, measured: Spectr
     flat = "the input is black: its energy is zero, so the score says nothing about it"
     return RecordRisk(
         row=row,
-        label=int(target),
+        label=int(target) if target.ndim == 0 else None,
         risk=score,
         fisher=fisher_leakage(measured, release.shared_noise),
         diagonal=diagonal_leakage(measured, release.shared_noise),
@@ -341,4 +341,4 @@ def _classes(learner: Learner, inputs: Tensor) -> int:
     with torch.no_grad():
         outputs = learner.forward(learner.weights, inputs, learner.zero_noise(len(inputs)))
     outputs = outputs[0] if isinstance(outputs, tuple) else outputs
-    return int(outputs.shape[1])
+    return int(outputs.shape[1]) if outputs.ndim == 2 else 0
