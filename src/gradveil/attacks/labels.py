@@ -15,9 +15,8 @@ import torch
 from torch import Tensor
 from torch.func import grad
 
+from gradveil.errors import MissingKnowledge
 from gradveil.learning.embedding import EMBEDDING, EMBEDDING_GRADIENT, EmbeddingLearner
-from gradveil.errors import MissingKnowledge
-from gradveil.errors import MissingKnowledge
 from gradveil.records import Knowledge, Observation
 from gradveil.tensors import Named
 
@@ -64,8 +63,6 @@ def recover_labels(observation: Observation) -> Tensor:
     mean prediction on grey noise, rounded by largest remainders so that they sum to B. Without a classifier layer: zeros.
     Of an embedding, record by record from its gradient where that is seen, in the order of the records.
     """
-    if observation.classes == 0:
-        raise MissingKnowledge(f"these targets are no classes and cannot be recovered; grant {Knowledge.LABELS}")
     if observation.classes == 0:
         raise MissingKnowledge(f"these targets are no classes and cannot be recovered; grant {Knowledge.LABELS}")
     count = observation.examples
