@@ -16,7 +16,8 @@ NULL = {
     "psnr": SPREAD,
     "ssim": SPREAD,
     "mse": SPREAD,
-    "lpips": (SPREAD, {"unavailable": str}),
+    **dict.fromkeys(("lpips", "noise_fraction", "rdlv", "rdlv_nvflare"), (SPREAD, {"unavailable": str})),
+    **dict.fromkeys(("iip_1", "iip_3", "iip_5"), PART),
 }
 SUMMARY = {**NULL, "label_accuracy": PART}
 MAYBE = (*NUMBER, None)
@@ -66,8 +67,9 @@ CELL: dict[str, Any] = {
         "acts_on": [str],
         "secure_aggregation": bool,
         "guarantee": GUARANTEE,
+        "measured": dict,
     },
-    "threat": {"clients": int, "rounds": int, "knows": [str], "active": bool, "sentences": [str]},
+    "threat": {"sees": str, "clients": int, "rounds": int, "knows": [str], "active": bool, "sentences": [str]},
     "n": int,
     "candidates": int,
     "chance": NUMBER,
