@@ -192,7 +192,7 @@ class Defense:
         return OpenAdversary()
 
     def quick(self) -> Defense:
-        """Return the same defense with less effort, where effort can be spared: for attackers who simulate it hundreds of times."""
+        """Return the same defense with less effort, where some can be spared: for attackers who simulate it hundreds of times."""
         return self
 
     @property
