@@ -68,6 +68,8 @@ def audit_captured(update: Path, cell: Cell, out: Path, *, command: str = "") ->
         out: Results folder; ``captured.json`` and ``captured.npz`` are written there, and nothing else is touched.
         command: How to run it again.
     """
+    if cell.cut:
+        raise UsageError("a captured file holds an update of weights, not an embedding; leave cut out with --update")
     if cell.rounds > 1:
         raise UsageError(f"rounds is {cell.rounds}, and a captured update is of one round; set rounds = 1")
     own = cell.replace(records=cell.batch_size * cell.clients, known_labels=False)

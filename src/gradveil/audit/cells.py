@@ -43,6 +43,10 @@ class Cell:
         steps: Cap on optimisation steps per recipe; 0 leaves the ensemble's own.
         execution: ``auto``, ``batched``, ``looped``, ``captured``, ``compiled``.
         device: ``cpu`` or ``cuda``.
+        cut: Where the model is cut for vertical learning; empty is horizontal learning, which shares updates.
+        parts: Who owns which features, as in ``left_right``; for cut models only.
+        party: Which party is attacked.
+        sees: What the attacker sees of that party: ``embedding``, or ``embedding_gradient``.
         risk: How risk without an attack is scored: ``auto``, ``dense``, ``gram``, ``leading``, or ``off``.
     """
 
@@ -68,12 +72,23 @@ class Cell:
     steps: int = 0
     execution: str = "auto"
     device: str = "cpu"
+    cut: str = ""
+    parts: str = "whole"
+    party: int = 0
+    sees: str = "embedding"
     risk: str = "auto"
 
     @property
     def shares(self) -> str:
-        """``weights`` after several local steps or with an optimiser of its own, else ``gradient``."""
+        """``embedding`` of a cut model; ``weights`` after local steps or with an optimiser of its own; else ``gradient``."""
+        if self.cut:
+            return "embedding"
         return "weights" if self.local_steps > 1 or self.optimizer != "sgd" else "gradient"
+
+    @property
+    def tells_labels(self) -> bool:
+        """Whether what is seen depends on labels: an embedding does not."""
+        return not self.cut or self.sees != "embedding"
 
     @property
     def targets(self) -> int:
@@ -81,7 +96,9 @@ class Cell:
         return -(-self.records // (self.batch_size * self.clients))
 
     def training(self) -> TrainingSettings:
-        """Return the settings of local training."""
+        """Return the settings of local training; a party of vertical learning takes no local steps."""
+        if self.cut:
+            return TrainingSettings(batch_norm=self.batch_norm, learning_rate=self.learning_rate)  # type: ignore[arg-type]
         return TrainingSettings(
             shares=self.shares,  # type: ignore[arg-type]
             local_steps=self.local_steps,
@@ -94,7 +111,8 @@ class Cell:
     def threat(self) -> ThreatModel:
         """Return who attacks."""
         knows = ORDINARY | ({Knowledge.LABELS} if self.known_labels else frozenset())
-        return ThreatModel(clients=self.clients, rounds=self.rounds, knows=knows)
+        sees: Any = self.sees if self.cut else "update"
+        return ThreatModel(clients=self.clients, rounds=self.rounds, knows=knows, sees=sees)
 
     def as_dict(self) -> dict[str, Any]:
         """Return the settings as plain JSON values, in order."""

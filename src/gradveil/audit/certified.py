@@ -24,6 +24,7 @@ __all__ = ["certificate_of_cell", "certify", "guarantee_of", "matching_attack"]
 MOST_REPLAYS = 5000
 """Local steps that the matching attack may replay, over all candidates and rounds; beyond it would outlast the audit."""
 TRAINED = "the model was trained on the audited records without noise, so it may reveal them beside the update"
+EMBEDDED = "an embedding is sent, and only updates of weights are accounted for here"
 
 
 def guarantee_of(subject: Subject) -> Guarantee:
@@ -32,6 +33,8 @@ def guarantee_of(subject: Subject) -> Guarantee:
     fault = RANGE_OF_DATA if cell.scale == "minmax" else ""
     if parse_call(cell.state)[0] == "trained":
         fault = TRAINED
+    if cell.cut:
+        fault = EMBEDDED
     return privacy_of_updates(
         subject.defense,
         cell.training(),

@@ -53,7 +53,8 @@ def code_version(*, attacks: bool = True) -> str:
     rooms = (*TRAINING_ROOMS, "attacks", "metrics", "risk") if attacks else TRAINING_ROOMS
     deciding = [path for room in rooms for path in sorted((root / room).glob("*.py"))]
     # Of the audit itself only what decides a number counts: a better plan reader must not make old results worthless.
-    judging = ("cells", "subjects", "measure", "judge", "checks", "certified", "floors", "risks") if attacks else ("trainings",)
+    judging = ("cells", "subjects", "parties", "measure", "judge", "checks", "certified", "floors", "risks")
+    judging = judging if attacks else ("trainings",)
     deciding += [root / "audit" / f"{name}.py" for name in judging]
     deciding += [root / "risk" / "calibration.json"] if attacks else []
     for path in deciding:
@@ -69,7 +70,7 @@ def describe_run(plan: Plan, keys: list[str], command: str) -> dict[str, Any]:
 def describe_cells(cells: Sequence[Cell], keys: list[str], command: str, title: str) -> dict[str, Any]:
     """Return run.json for a list of cells."""
     parts = {part.card.name: part.card for cell in cells for part in parts_of(build_defense(cell.defense))}
-    attacks = {m.attack.card.name: m.attack.card for cell in cells for m in resolve(cell.ensemble).members}
+    attacks = {m.attack.card.name: m.attack.card for cell in cells for m in resolve(cell.ensemble, cell.threat().sees).members}
     return {
         "format": "gradveil-run-1",
         "version": gradveil.__version__,

@@ -22,6 +22,7 @@ from gradveil.attacks.adaptive import DRAWS, REFRESH_EVERY
 from gradveil.attacks.ensembles import line_up, resolve
 from gradveil.attacks.execution import Execution, choose_execution
 from gradveil.audit.cells import Cell
+from gradveil.audit.parties import own_data
 from gradveil.audit.plan import Plan
 from gradveil.audit.subjects import Subject, build_learner, build_subject, load_cell_data
 from gradveil.audit.trainings import BASELINE, Training, all_trainings
@@ -29,8 +30,8 @@ from gradveil.audit.utility_settings import UtilitySettings
 from gradveil.data import Dataset
 from gradveil.defenses import build_defense
 from gradveil.errors import UsageError
-from gradveil.federation.client import run_client
 from gradveil.federation.latency import measure_latency
+from gradveil.federation.parties import send
 from gradveil.federation.setup import build_federation
 from gradveil.learning import Learner
 from gradveil.randomness import Seed
@@ -196,7 +197,7 @@ def _rows(cells: list[Cell]) -> list[CellEstimate]:
 
 def _row(cell: Cell, dataset: Dataset, speed: _Speed) -> CellEstimate:
     """Line the attackers up against one real update, and add up what they would spend on all of them."""
-    ensemble = resolve(cell.ensemble)
+    ensemble = resolve(cell.ensemble, cell.threat().sees)
     single = cell.replace(records=cell.batch_size * cell.clients, state=_untrained(cell))
     subject = build_subject(single, dataset, 0)
     desk = subject.desk(MOST_STEPS)
@@ -231,7 +232,7 @@ def _untrained(cell: Cell) -> str:
 
 def _batch(cell: Cell, dataset: Dataset) -> Batch:
     size = cell.batch_size * cell.clients
-    batch = dataset.batch([index % len(dataset) for index in range(size)])
+    batch = own_data(cell, dataset).batch([index % len(dataset) for index in range(size)])
     return Batch(batch.inputs.to(cell.device), batch.targets.to(cell.device))
 
 
@@ -240,7 +241,7 @@ def _measure(cell: Cell, dataset: Dataset) -> _Speed:
     learner = build_learner(cell, dataset, build_defense("none"))
     batch = _batch(cell, dataset)
     one = batch.replace(inputs=batch.inputs[: cell.batch_size], targets=batch.targets[: cell.batch_size])
-    client = _seconds(lambda: run_client(learner, one, build_defense("none"), Seed(0)), cell.device)
+    client = _seconds(lambda: send(learner, one, build_defense("none"), Seed(0)), cell.device)
     learner = learner.replace(settings=learner.settings.replace(clients=cell.clients))
     execution = choose_execution("auto", torch.device(cell.device), learner.parameters, cell.targets, len(batch), 0)
     count = 1 if execution.mode == "looped" else execution.chunk

@@ -63,7 +63,7 @@ def score(subject: Subject, chosen: Sequence[Reconstruction]) -> Scored:
         inputs = candidate.inputs.detach().cpu().float()
         order = assign(inputs, target.batch.inputs)
         images.append(inputs[order])
-        if not subject.dataset.dense:
+        if not subject.dataset.dense and subject.cell.tells_labels:
             hits.append(label_hits(candidate.targets.detach().cpu(), target.batch.targets, order=order))
     return _scored(subject, torch.cat(images), torch.cat(hits) if hits else None)
 

@@ -22,7 +22,7 @@ from gradveil.audit.subjects import Subject, build_subject, load_cell_data
 from gradveil.data import Dataset
 from gradveil.defenses import build_defense, parts_of
 from gradveil.errors import UsageError
-from gradveil.federation.client import run_client
+from gradveil.federation.parties import send
 from gradveil.metrics import wilson
 from gradveil.randomness import Seed
 from gradveil.records import Observation, Reconstruction
@@ -57,7 +57,7 @@ def run_cell(
     """
     started = time.perf_counter()
     dataset = dataset or load_cell_data(cell)
-    ensemble = resolve(cell.ensemble)
+    ensemble = resolve(cell.ensemble, cell.threat().sees)
     subject = build_subject(cell, dataset, ensemble.rehearsals)
     counter = _Counter(report)
     desk = subject.desk(STEP_LIMIT, counter)
@@ -267,7 +267,7 @@ def _latency(subject: Subject) -> dict[str, float]:
             break
         for name, defense in (("defense_ms", subject.defense), ("undefended_ms", plain)):
             begun = time.perf_counter()
-            run_client(subject.learner, small, defense, Seed(0))
+            send(subject.learner, small, defense, Seed(0))
             times[name].append(1000 * (time.perf_counter() - begun))
     best = {name: round(min(values), 3) for name, values in times.items()}
     # Without a defense the two are one measurement, and noise must not make them differ.

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 from gradveil.audit.ladders import expand_defense, look_up
 from gradveil.audit.plan_keys import KEYS, SECTIONS, read_document, read_value, start_at, toml_text
 from gradveil.audit.utility_settings import UtilitySettings
+from gradveil.audit.vertical import HORIZONTAL, check_cuts, check_utility, fitting_cells
 from gradveil.errors import UsageError, suggest
 from gradveil.registry import parse_call
 
@@ -70,6 +71,10 @@ class Plan:
         clients: Clients behind one sum.
         rounds: Rounds seen on the same records.
         defense: Spellings; ``name:ladder`` stands for all strengths of a defense.
+        cut: Where models are cut for vertical learning; ``none`` stands for horizontal learning beside it; empty is horizontal.
+        parts: Who owns which features of a cut model; see `gradveil.data.vertical`.
+        party: Which party is attacked.
+        sees: What the attacker sees of it: ``embedding``, or ``embedding_gradient``.
         utility: How to train with every defense, to measure accuracy, bytes and time; None measures privacy alone.
     """
 
@@ -99,6 +104,10 @@ class Plan:
     clients: tuple[int, ...] = (1,)
     rounds: tuple[int, ...] = (1,)
     defense: tuple[str, ...] = DEFAULT_DEFENSES
+    cut: tuple[str, ...] = ()
+    parts: str = "whole"
+    party: int = 0
+    sees: str = "embedding"
     utility: UtilitySettings | None = None
 
     def __post_init__(self) -> None:
@@ -167,8 +176,9 @@ class Plan:
         return dataclasses.replace(self, **given)
 
     def as_dict(self) -> dict[str, dict[str, Any]]:
-        """Return the plan as sections of plain values, without those that are empty; no utility, no section for it."""
-        asked = [section for section in SECTIONS if section != "utility" or self.utility is not None]
+        """Return the plan as sections of plain values, without those that are empty; no utility or cut, no section for it."""
+        absent = {"utility" if self.utility is None else "", "" if self.cut else "vertical"}
+        asked = [section for section in SECTIONS if section not in absent]
         document: dict[str, dict[str, Any]] = {section: {} for section in asked}
         for key in (key for key in KEYS if key.section in asked):
             value = getattr(self.utility if key.section == "utility" else self, key.field)
@@ -192,6 +202,7 @@ class Plan:
             UsageError: With the nearest right name.
         """
         from gradveil.attacks.ensembles import resolve
+        from gradveil.data import DIVISIONS
         from gradveil.learning.losses import loss_by_name
         from gradveil.models import MODELS
 
@@ -204,6 +215,8 @@ class Plan:
         for ensemble in self.ensemble:
             look_up(ensemble, resolve)
         look_up(self.loss, loss_by_name)
+        if self.cut:
+            look_up(self.parts, DIVISIONS.build)
         self._check_files()
         self._check_limits()
         self._check_utility()
@@ -239,6 +252,7 @@ class Plan:
         from gradveil.data import PARTITIONS
 
         if self.utility is not None:
+            check_utility(self.cut)
             look_up(self.utility.partition, PARTITIONS.build)
             Training(data=self.data[0], model=self.model[0], utility=self.utility).federation()
 
@@ -267,6 +281,7 @@ class Plan:
             shapes: dict[str, Any] = {"input_shape": data.input_shape, "classes": data.classes, "dense": data.dense}
             for model, weights, _ in self._models():
                 build_model(model, seed=seed, weights=weights or None, **shapes)
+        check_cuts(self.cells())
         if self.utility is not None:
             from gradveil.audit.trainings import check_trainings
 
@@ -303,6 +318,7 @@ class Plan:
             self.local_steps,
             self.clients,
             self.rounds,
+            self.cut or (HORIZONTAL,),
             self.ensemble,
             self.defenses(),
         )
@@ -320,6 +336,7 @@ class Plan:
             "risk": self.risk,
             "device": find_device(self.device),
         }
+        vertical = {"parts": self.parts, "party": self.party, "sees": self.sees}
         cells = [
             Cell(
                 data=source,
@@ -334,10 +351,12 @@ class Plan:
                 ensemble=ensemble,
                 defense=defense,
                 **common,
+                **({"cut": cut, **vertical} if cut != HORIZONTAL else {}),
             )
-            for (source, labels), (model, weights, state), size, steps, clients, rounds, ensemble, defense in grid
+            for (source, labels), (model, weights, state), size, steps, clients, rounds, cut, ensemble, defense in grid
         ]
-        return list(dict.fromkeys(cells))
+        fitting = fitting_cells(list(dict.fromkeys(cells)), strict=self.defense != DEFAULT_DEFENSES) if self.cut else cells
+        return list(dict.fromkeys(fitting))
 
 
 def find_device(wanted: str) -> str:

@@ -24,6 +24,7 @@ Reader = Callable[[str, Any], Any]
 DEVICES = ("auto", "cpu", "cuda")
 EXECUTIONS = ("auto", "batched", "looped", "captured", "compiled")
 RISKS = ("auto", "off", "dense", "gram", "leading")
+SEES = ("embedding", "embedding_gradient")
 LARGEST = 2**53
 
 
@@ -134,6 +135,10 @@ KEYS = (
     _key("grid", "clients", _whole(1), "above 1, the attacker sees only the sum of that many clients", many=True),
     _key("grid", "rounds", _whole(1), "rounds seen on the same records", many=True),
     _key("grid", "defense", _named, "defense or chain; name:ladder expands to all its strengths", many=True),
+    _key("vertical", "cut", _named, "where models are cut, as in cut1; none is horizontal learning, beside it", many=True),
+    _key("vertical", "parts", _named, "who owns which features: whole, left_right, top_bottom, columns(parties=2)"),
+    _key("vertical", "party", _whole(0), "which party is attacked, counted from 0"),
+    _key("vertical", "sees", _choice(*SEES), "embedding at prediction; embedding_gradient: in training, its gradient too"),
     _key("utility", "rounds", _whole(1), "federated rounds of one training"),
     _key("utility", "clients", _whole(1), "clients that share the data"),
     _key("utility", "clients_per_round", _whole(1), "clients that train in one round"),

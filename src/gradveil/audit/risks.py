@@ -142,7 +142,7 @@ def risk_of_cell(subject: Subject) -> CellRisk | None:
 def _together(cell: Cell) -> str:
     """Say what the scores leave out where a record is not alone in one update."""
     others = []
-    if cell.batch_size * cell.clients > 1:
+    if cell.batch_size * cell.clients > 1 and not cell.cut:  # embeddings of a batch stand side by side
         others.append(f"an update here holds {cell.batch_size * cell.clients}, which hide one another")
     if cell.rounds > 1:
         others.append(f"{cell.rounds} rounds are seen, which tell more than one")
@@ -152,7 +152,7 @@ def _together(cell: Cell) -> str:
 def _assess(cell: Cell, subject: Subject, alpha: float) -> Assessment:
     defense = build_defense(cell.defense)
     learner = build_learner(cell, subject.dataset, defense)
-    batch = Batch(subject.dataset.inputs[list(subject.indices)], subject.dataset.targets[list(subject.indices)])
+    batch = Batch(subject.own.inputs[list(subject.indices)], subject.dataset.targets[list(subject.indices)])
     if len(_known) >= MOST_KNOWN:
         _known.clear()
     return assess(

@@ -128,6 +128,8 @@ class _Books:
             return
         for name, cell in self._cells.items():
             own = trainings_of(cell, self._utility)
+            if not own:
+                continue
             mine = [self.trainings[training] for training in own]
             undefended = [self.trainings[training.undefended()] for training in own]
             if key and key not in (name, *mine, *undefended):

@@ -38,6 +38,9 @@ EXAMPLES: dict[str, Any] = {
     "weights": "model.safetensors",
     "state": ["untrained", "trained(steps=200)"],
 }
+VERTICAL_EXAMPLES: dict[str, Any] = {"cut": ["none", "cut1"], "parts": "left_right", "party": 0, "sees": "embedding"}
+UTILITY = "Accuracy, bytes and time beside privacy, for `gradveil recommend`: take the marks away to train with every defense."
+VERTICAL = "Vertical learning beside it: models are cut, parties have parts of every record and send embeddings."
 
 
 @dataclass(frozen=True)
@@ -214,13 +217,9 @@ def plan_text(plan: Plan, found: Inspection) -> str:
 
 
 def _switched_off(section: str) -> list[str]:
-    """Return a whole section as comments; only that of utility can be left out of a plan."""
-    values = UtilitySettings().as_dict()
-    lines = [
-        "",
-        "# Accuracy, bytes and time beside privacy, for `gradveil recommend`: take the marks away to train with every defense.",
-    ]
-    lines.append(f"# [{section}]")
+    """Return a whole section as comments; only those of utility and of vertical learning can be left out of a plan."""
+    values, why = (UtilitySettings().as_dict(), UTILITY) if section == "utility" else (VERTICAL_EXAMPLES, VERTICAL)
+    lines = ["", f"# {why}", f"# [{section}]"]
     keys = [key for key in KEYS if key.section == section]
     return lines + [f"# {key.name} = {toml_text(values[key.name])}{_comment(key.meaning, values[key.name])}" for key in keys]
 

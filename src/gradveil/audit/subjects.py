@@ -13,16 +13,17 @@ from torch import Tensor
 
 from gradveil.attacks.base import Desk
 from gradveil.audit.cells import Cell
+from gradveil.audit.parties import build_party, own_data, own_part
 from gradveil.audit.trainings import Training
 from gradveil.data import Dataset, foreground, load_data, public_images
 from gradveil.defenses import Defense, build_defense, parts_of
 from gradveil.defenses.base import MEASURED
 from gradveil.errors import UsageError
-from gradveil.federation.client import run_client
+from gradveil.federation.parties import send
 from gradveil.learning import Learner, loss_by_name
 from gradveil.models import build_model
 from gradveil.randomness import Seed
-from gradveil.records import Batch, Knowledge, ModelSpec, Observation, Payload, Update
+from gradveil.records import Batch, Knowledge, Observation, Payload, Update
 from gradveil.registry import parse_call
 from gradveil.tensors import Named
 
@@ -57,6 +58,7 @@ class Subject:
     Attributes:
         cell: The settings.
         dataset: The audited data.
+        own: What the sender has of it: all, or the features of the attacked party of vertical learning.
         defense: The defense under test.
         learner: The client's local training at the global weights of the first round.
         targets: Updates of audited records.
@@ -70,6 +72,7 @@ class Subject:
 
     cell: Cell
     dataset: Dataset
+    own: Dataset
     defense: Defense
     learner: Learner
     targets: tuple[Target, ...]
@@ -94,12 +97,12 @@ class Subject:
         )
 
     def _simulate(self, inputs: Tensor, targets: Tensor, draw: int) -> tuple[Named, ...]:
-        return self.replay(Batch(inputs, targets), self.defense, Seed(self.cell.seed).child("simulated", draw))
+        return self.replay(Batch(inputs, targets), self.defense.quick(), Seed(self.cell.seed).child("simulated", draw))
 
     def replay(self, batch: Batch, defense: Defense, seed: Seed) -> tuple[Named, ...]:
         """Return what the server would read, round by round, if the clients had these records and this defense."""
         learners = self.targets[0].observation.learners
-        updates, *_ = _send(learners, batch, defense, seed, _spec(self.learner), self.public)
+        updates, *_ = _send(learners, batch, defense, seed, self.public)
         return tuple(update.weights for update in updates)
 
 
@@ -119,7 +122,12 @@ def check_masks(dataset: Dataset, known: bool) -> None:
 
 
 def build_learner(cell: Cell, dataset: Dataset, defense: Defense) -> Learner:
-    """Build the global model in its training state, as the defense adapts it, with the cell's local training."""
+    """Build the global model in its training state, as the defense adapts it, with the cell's local training.
+
+    Of a model that is cut, the bottom model of the attacked party.
+    """
+    if cell.cut:
+        return build_party(cell, dataset, defense, lambda joined: _train(joined, dataset, cell))
     seed = Seed(cell.seed).child("model")
     model = build_model(
         cell.model,
@@ -166,7 +174,7 @@ def build_subject(cell: Cell, dataset: Dataset, rehearsals: int) -> Subject:
     """Let the clients of a cell send their updates, and the attacker rehearse on public inputs."""
     check_masks(dataset, cell.known_labels)
     defense = build_defense(cell.defense)
-    learner = build_learner(cell, dataset, defense)
+    learner, own = build_learner(cell, dataset, defense), own_data(cell, dataset)
     size = cell.batch_size * cell.clients
     wanted = cell.targets * size
     if wanted > len(dataset):
@@ -175,19 +183,21 @@ def build_subject(cell: Cell, dataset: Dataset, rehearsals: int) -> Subject:
         )
     order = Seed(cell.seed).child("records").numpy("choice").permutation(len(dataset)).tolist()
     chosen, others = order[:wanted], order[wanted:]
-    batches = [dataset.batch(chosen[i : i + size]) for i in range(0, wanted, size)]
-    public = public_images(dataset.input_shape, PUBLIC, Seed(cell.seed).child("public")).to(cell.device)
+    batches = [own.batch(chosen[i : i + size]) for i in range(0, wanted, size)]
+    public = own_part(cell, public_images(dataset.input_shape, PUBLIC, Seed(cell.seed).child("public"))).to(cell.device)
     learners = _rounds(cell, learner, defense, batches, public)
-    targets = tuple(_target(cell, learners, batch, defense, ("client", i), public) for i, batch in enumerate(batches))
+    classes = dataset.classes
+    targets = tuple(_target(cell, learners, batch, defense, ("client", i), public, classes) for i, batch in enumerate(batches))
     pool = chosen + others[: max(0, CANDIDATES - wanted)]
     return Subject(
         cell=cell,
         dataset=dataset,
+        own=own,
         defense=defense,
         learner=learner,
         targets=targets,
         rehearsals=_rehearse(cell, learners, dataset, defense, rehearsals, public),
-        candidates=dataset.inputs[pool],
+        candidates=own.inputs[pool],
         candidate_labels=dataset.targets[pool],
         positions=tuple(range(wanted)),
         indices=tuple(chosen),
@@ -202,28 +212,35 @@ def _rehearse(
         return ()
     size = cell.batch_size * cell.clients
     seed = Seed(cell.seed).child("rehearsal")
-    images = public_images(dataset.input_shape, count * size, seed)
+    images = own_part(cell, public_images(dataset.input_shape, count * size, seed))
     labels = torch.randint(max(dataset.classes, 2), (count * size,), generator=seed.generator("labels"))
     if dataset.dense:
         labels = foreground(images)
     batches = [Batch(images[i : i + size], labels[i : i + size]) for i in range(0, count * size, size)]
-    return tuple(_target(cell, learners, batch, defense, ("rehearsal", i), public) for i, batch in enumerate(batches))
+    classes = dataset.classes
+    return tuple(_target(cell, learners, batch, defense, ("rehearsal", i), public, classes) for i, batch in enumerate(batches))
 
 
 def _target(
-    cell: Cell, learners: tuple[Learner, ...], batch: Batch, defense: Defense, path: tuple[object, ...], public: Tensor
+    cell: Cell,
+    learners: tuple[Learner, ...],
+    batch: Batch,
+    defense: Defense,
+    path: tuple[object, ...],
+    public: Tensor,
+    classes: int,
 ) -> Target:
     seed = Seed(cell.seed).child(*path)
     device = torch.device(cell.device)
     moved = batch.replace(inputs=batch.inputs.to(device), targets=batch.targets.to(device))
-    updates, payloads, trained, measured = _send(learners, moved, defense, seed, _spec(learners[0]), public)
+    updates, payloads, trained, measured = _send(learners, moved, defense, seed, public)
     observation = Observation(
         learners=learners,
         updates=updates,
         # Under secure aggregation the server never sees what one client sent.
         payloads=payloads if cell.clients == 1 else (),
         input_shape=tuple(batch.inputs.shape[1:]),
-        classes=_classes(learners[0], batch),
+        classes=classes if cell.cut else _classes(learners[0], batch),
         examples=len(batch),
         threat=cell.threat(),
         adversary=defense.adversary(),
@@ -234,7 +251,7 @@ def _target(
 
 
 def _send(
-    learners: tuple[Learner, ...], batch: Batch, defense: Defense, seed: Seed, spec: ModelSpec, public: Tensor
+    learners: tuple[Learner, ...], batch: Batch, defense: Defense, seed: Seed, public: Tensor
 ) -> tuple[tuple[Update, ...], tuple[Payload, ...], Tensor, dict[str, float]]:
     """Run all clients of one target through all rounds; return what the server reads per round (the mean over clients).
 
@@ -250,12 +267,10 @@ def _send(
         for client in range(clients):
             part = slice(client * size, (client + 1) * size)
             share = Batch(batch.inputs[part], batch.targets[part], batch.records[part])
-            result = run_client(
-                own, share, defense, seed.child(client), state=states[client], round_index=round_index, public=public
-            )
+            result = send(own, share, defense, seed.child(client), state=states[client], round_index=round_index, public=public)
             states[client] = result.state
             payloads.append(result.payload)
-            decoded.append(defense.decode(result.payload, spec))
+            decoded.append(result.update)
             if round_index == 0:
                 trained.append(result.trained_batch.inputs)
         mean = {n: torch.stack([d.weights[n] for d in decoded]).mean(0).detach() for n in decoded[0].weights}
@@ -281,17 +296,13 @@ def _rounds(cell: Cell, learner: Learner, defense: Defense, batches: list[Batch]
         for index, batch in enumerate(batches):
             moved = batch.replace(inputs=batch.inputs.to(cell.device), targets=batch.targets.to(cell.device))
             seed = Seed(cell.seed).child("client", index)
-            updates, *_ = _send(tuple(learners), moved, defense, seed, _spec(learner), public)
+            updates, *_ = _send(tuple(learners), moved, defense, seed, public)
             totals.append(updates[round_index - 1].weights)
         rate = cell.learning_rate if cell.shares == "gradient" else 1.0
         last = learners[-1]
         moved_on = {n: w - rate * torch.stack([t[n] for t in totals]).mean(0) for n, w in last.weights.items()}
         learners.append(last.replace(weights=moved_on))
     return tuple(learners)
-
-
-def _spec(learner: Learner) -> ModelSpec:
-    return ModelSpec.of(learner.model)
 
 
 def _classes(learner: Learner, batch: Batch) -> int:

@@ -93,7 +93,12 @@ class Training:
 
 
 def trainings_of(cell: Cell, utility: UtilitySettings) -> list[Training]:
-    """Return the trainings behind one cell's utility, one per seed; the seeds follow on from the cell's."""
+    """Return the trainings behind one cell's utility, one per seed; the seeds follow on from the cell's.
+
+    Of a cut model there are none: trainings here are of clients who share updates.
+    """
+    if cell.cut:
+        return []
     return [
         Training(
             data=cell.data,

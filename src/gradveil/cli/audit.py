@@ -26,6 +26,8 @@ DEFENSE_HELP = (
 UTILITY_HELP = "Also train this many federated rounds with every defense, to measure accuracy, bytes and time."
 LIMIT_HELP = "Exit with 1 if the upper confidence bound is beyond, as in 'identified>0.05' or 'invre>0.45'; repeatable."
 KNOWN_HELP = "Give the attacker the true labels; data with masks needs it."
+CUT_HELP = "Vertical learning: where the model is cut, as in cut1; none is horizontal learning beside it; repeatable."
+PARTS_HELP = "Who owns which features of a cut model: whole, left_right, top_bottom, columns(parties=2)."
 RISK_HELP = "Exposure without an attack, in every cell: auto, off, or a mode (dense, gram, leading)."
 
 
@@ -39,6 +41,8 @@ def audit(
     batch_size: Annotated[Wholes, typer.Option(help="Records behind one update; repeatable.")] = None,
     local_steps: Annotated[Wholes, typer.Option(help="Local steps behind one update; repeatable.")] = None,
     defense: Annotated[Texts, typer.Option(help=DEFENSE_HELP)] = None,
+    cut: Annotated[Texts, typer.Option(help=CUT_HELP)] = None,
+    parts: Annotated[str | None, typer.Option(help=PARTS_HELP)] = None,
     loss: Annotated[str | None, typer.Option(help="Registered loss or module:function.")] = None,
     known_labels: Annotated[bool | None, typer.Option("--known-labels", help=KNOWN_HELP, show_default=False)] = None,
     ensemble: Annotated[Texts, typer.Option(help="quick, standard, or one attack; repeatable.")] = None,
@@ -71,6 +75,8 @@ def audit(
         "weights": weights,
         "batch_size": batch_size,
         "local_steps": local_steps,
+        "cut": cut,
+        "parts": parts,
         "defense": defense or (["none"] if update and plan is None else None),
         "ensemble": ensemble,
         "records": records,

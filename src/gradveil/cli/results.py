@@ -185,7 +185,8 @@ def print_estimate(estimate: Estimate) -> None:
         table.add_column(name, justify="right" if name in ("batch", "local steps", "steps", "about") else "left", overflow="fold")
     for row in estimate.rows:
         cell = row.cell
-        where = (cell.data, cell.model, cell.state, str(cell.batch_size), str(cell.local_steps), cell.defense, cell.ensemble)
+        model = f"{cell.model} · {cell.cut}" if cell.cut else cell.model
+        where = (cell.data, model, cell.state, str(cell.batch_size), str(cell.local_steps), cell.defense, cell.ensemble)
         table.add_row(*where, f"{row.steps:,}", duration(row.seconds))
     out = console()
     out.print(table)

@@ -16,7 +16,9 @@ from gradveil.data.vertical import Division
 from gradveil.defenses.base import HOOKS, ClientView, Defense, State
 from gradveil.defenses.chain import parts_of
 from gradveil.errors import BadUpdate, UsageError
+from gradveil.federation.client import run_client
 from gradveil.learning.embedding import EMBEDDING, EMBEDDING_GRADIENT, EmbeddingLearner
+from gradveil.learning.learner import Learner
 from gradveil.models.base import build_model, sealed_randomness
 from gradveil.models.split import split_model, widen_first_linear
 from gradveil.randomness import Seed
@@ -29,10 +31,12 @@ __all__ = [
     "VERTICAL_HOOKS",
     "JoinedModel",
     "PartyResult",
+    "Sent",
     "build_parties",
     "check_vertical",
     "read_embedding",
     "run_party",
+    "send",
     "vertical_fault",
 ]
 
@@ -240,3 +244,39 @@ def read_embedding(payload: Payload, learner: EmbeddingLearner, input_shape: tup
     spec = TensorSpec(tuple(expected.shape), expected.dtype, Role.WEIGHT)
     names = (EMBEDDING,) if learner.top is None else (EMBEDDING, EMBEDDING_GRADIENT)
     return decode_dense(payload, ModelSpec(dict.fromkeys(names, spec)))
+
+
+@dataclass(frozen=True)
+class Sent:
+    """What one client or party sent, and what the receiver reads from it.
+
+    Attributes:
+        payload: What crossed the wire.
+        update: As decoded and checked.
+        state: What the defense keeps.
+        trained_batch: The data after what the defense did to them.
+    """
+
+    payload: Payload
+    update: Update
+    state: State
+    trained_batch: Batch
+
+
+def send(
+    learner: Learner,
+    batch: Batch,
+    defense: Defense,
+    seed: Seed,
+    *,
+    state: State | None = None,
+    round_index: int = 0,
+    public: Tensor | None = None,
+) -> Sent:
+    """Let a client send its update, or a party its embedding, whichever the learner is for, and read it as the receiver does."""
+    if isinstance(learner, EmbeddingLearner):
+        own = run_party(learner, batch, defense, seed, state=state, round_index=round_index, public=public)
+        read = read_embedding(own.payload, learner, tuple(batch.inputs.shape[1:]))
+        return Sent(own.payload, read, own.state, own.trained_batch)
+    result = run_client(learner, batch, defense, seed, state=state, round_index=round_index, public=public)
+    return Sent(result.payload, defense.decode(result.payload, ModelSpec.of(learner.model)), result.state, result.trained_batch)

@@ -33,7 +33,13 @@ NULLS = {
     "derangement": "reconstructions of other records",
     "chance": "guessing",
 }
-SHARES = {"gradient": "sharing a gradient", "update": "sharing a weight update", "weights": "sharing weights"}
+SHARES = {
+    "gradient": "sharing a gradient",
+    "update": "sharing a weight update",
+    "weights": "sharing weights",
+    "embedding": "sharing an embedding",
+}
+SEES = {"embedding": "an embedding is seen", "embedding_gradient": "an embedding and its gradient are seen"}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -213,7 +219,13 @@ def setting_words(cell: Cell, fields: Sequence[str] = ()) -> str:
         "local_steps": count(number("local_steps"), "local step"),
         "clients": "one client’s update" if number("clients") == 1 else f"aggregate of {number('clients')} clients",
         "rounds": count(number("rounds"), "round"),
+        "cut": f"vertical, {values['cut']}" if values.get("cut") else "horizontal",
+        "parts": values.get("parts", "") if values.get("cut") else "",
+        "party": f"party {values.get('party', 0)}" if values.get("cut") else "",
+        "sees": SEES.get(values.get("sees", ""), "") if values.get("cut") else "",
         "shares": SHARES.get(values.get("shares", ""), values.get("shares", "")),
     }
-    chosen = fields or ("data", "model", "state", "batch_size", "local_steps", "shares", "clients")
+    horizontal = ("data", "model", "state", "batch_size", "local_steps", "shares", "clients")
+    vertical = ("data", "model", "cut", "parts", "party", "state", "batch_size", "sees")
+    chosen = fields or (vertical if values.get("cut") else horizontal)
     return " · ".join(spelled[name] for name in chosen if name in values and spelled[name])

@@ -31,11 +31,11 @@ from gradveil.defenses import (
     spell_defense,
 )
 from gradveil.defenses.singular_noise import noisy_ranks
-from gradveil.federation.client import run_client
+from gradveil.federation.parties import send
 from gradveil.learning import Learner
 from gradveil.learning.embedding import EmbeddingLearner
 from gradveil.randomness import Seed
-from gradveil.records import Batch, ModelSpec, Observation, ThreatModel
+from gradveil.records import Batch, Observation, ThreatModel
 from gradveil.risk.fisher import diagonal_leakage, fisher_leakage
 from gradveil.risk.invloss import RankVariances
 from gradveil.risk.invre import BETA, RiskScore, risk_score
@@ -191,17 +191,16 @@ def defended_release(
         return _directed_release(directed, learner, record, target, defense, dtype)
     device = next(iter(learner.weights.values())).device
     batch = Batch(record.unsqueeze(0).to(device), target.unsqueeze(0).to(device))
-    result = run_client(learner, batch, defense, seed)
-    update = defense.decode(result.payload, ModelSpec.of(learner.model))
+    result = send(learner, batch, defense, seed)
     adversary = defense.adversary()
     observation = Observation(
         learners=(learner,),
-        updates=(update,),
+        updates=(result.update,),
         payloads=(result.payload,),
         input_shape=tuple(record.shape),
         classes=_classes(learner, batch.inputs),
         examples=1,
-        threat=ThreatModel(),
+        threat=ThreatModel(sees="embedding" if isinstance(learner, EmbeddingLearner) else "update"),
         adversary=adversary,
         labels=batch.targets,
     )

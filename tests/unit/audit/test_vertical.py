@@ -1,0 +1,173 @@
+"""Vertical rows of an audit: a party's embedding is what is sent, seen and attacked."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from gradveil.audit.cells import Cell
+from gradveil.audit.estimate import estimate_plan
+from gradveil.audit.measure import run_cell
+from gradveil.audit.plan import Plan
+from gradveil.audit.subjects import build_learner, build_subject, load_cell_data
+from gradveil.audit.utility_settings import UtilitySettings
+from gradveil.defenses import build_defense
+from gradveil.errors import UsageError
+from gradveil.learning import EmbeddingLearner, Learner
+from gradveil.models import build_model, split_model
+from gradveil.randomness import Seed
+from gradveil.report.words import setting_words
+from tests.unit.audit.small import digits
+
+LENET = "lenet(activation='relu')"
+CELL = Cell(data="digits", model=LENET, records=2, ensemble="inverting_gradients(steps=60, objective='l2')", cut="cut1")
+
+
+def test_the_party_has_its_part_and_its_embedding_is_seen() -> None:
+    subject = build_subject(CELL.replace(cut="cut2", parts="left_right", party=1), digits(), 1)
+    width = digits().input_shape[-1] // 2
+    assert subject.own.input_shape == (1, digits().input_shape[1], digits().input_shape[2] - width)
+    target = subject.targets[0]
+    assert torch.equal(target.batch.inputs[0], digits().inputs[subject.indices[0]][..., width:])
+    learner, seen = target.observation.learner, target.observation
+    assert isinstance(learner, EmbeddingLearner)
+    assert torch.equal(seen.update.weights["embedding"], learner.embed(target.batch.inputs))
+    assert seen.threat.sees == "embedding" and seen.classes == digits().classes and seen.labels is None
+    assert subject.candidates.shape[1:] == target.batch.inputs.shape[1:]
+    assert subject.rehearsals[0].batch.inputs.shape[1:] == target.batch.inputs.shape[1:]
+
+
+def test_whole_parts_have_the_bottom_of_the_very_model_of_horizontal_rows() -> None:
+    party = build_learner(CELL, digits(), build_defense("none"))
+    model = build_model(LENET, input_shape=digits().input_shape, classes=digits().classes, seed=Seed(0).child("model"))
+    bottom = split_model(model, "cut1")[0]
+    assert all(torch.equal(party.weights[name], value) for name, value in bottom.named_parameters())
+
+
+def test_a_trained_party_is_the_bottom_of_the_trained_model() -> None:
+    state = "trained(steps=5)"
+    party = build_learner(CELL.replace(state=state), digits(), build_defense("none"))
+    whole = build_learner(CELL.replace(state=state, cut=""), digits(), build_defense("none"))
+    assert type(whole) is Learner
+    fresh = build_learner(CELL, digits(), build_defense("none"))
+    for name, value in party.weights.items():
+        assert torch.allclose(value, whole.weights[name], atol=1e-6), name
+        assert not torch.equal(value, fresh.weights[name]), name
+
+
+def test_a_cell_is_measured_like_any_other() -> None:
+    record = run_cell(CELL, digits()).record
+    assert record["threat"]["sees"] == "embedding" and "a party of vertical learning" in record["threat"]["sentences"][0]
+    assert record["cell"]["cut"] == "cut1" and record["cell"]["shares"] == "embedding"
+    assert record["selected"]["psnr"]["median"] > record["bar"]["psnr"]["value"] + 5
+    assert "label_accuracy" not in record["selected"], "an embedding tells no labels"
+    assert record["records"][0]["label_correct"] is None
+    assert {check["name"]: check["sentence"] for check in record["checks"]}["oracle_labels"].startswith("Labels play no part")
+    assert record["certificate"]["identified"] is None
+    size = 12 * 4 * 4 * 4  # channels, height, width, bytes
+    assert record["bytes"]["up"] == size
+    assert record["risk"]["reason"] == "" and 0 < record["risk"]["defended"]["mean"] < 1
+
+
+def test_with_the_gradient_labels_are_read() -> None:
+    cell = CELL.replace(sees="embedding_gradient", batch_size=2, records=4)
+    record = run_cell(cell, digits()).record
+    assert record["selected"]["label_accuracy"]["value"] == 1.0
+    assert "gradient" in record["threat"]["sentences"][0]
+
+
+def test_a_defense_of_data_reaches_the_embedding() -> None:
+    plain, noisy = (build_subject(CELL.replace(defense=name), digits(), 0) for name in ("none", "data_noise(std=0.2)"))
+    sent = [subject.targets[0].observation.update.weights["embedding"] for subject in (plain, noisy)]
+    assert not torch.allclose(*sent)
+    simulate = noisy.desk(5).simulate
+    assert simulate is not None
+    again = simulate(noisy.targets[0].batch.inputs, noisy.targets[0].batch.targets, 0)
+    assert again[0]["embedding"].shape == sent[0].shape
+
+
+def test_a_plan_spans_vertical_and_horizontal_rows() -> None:
+    plan = Plan.default(
+        data=["digits"],
+        model=[LENET],
+        cut=["none", "cut1", "cut2"],
+        parts="left_right",
+        defense=["none", "data_noise(std=0.1)", "pruning(rate=0.9)"],
+        local_steps=[1, 2],
+    )
+    cells = plan.cells()
+    rows = {(cell.cut, cell.defense, cell.local_steps) for cell in cells}
+    assert {(cut, "none", 1) for cut in ("", "cut1", "cut2")} <= rows
+    assert ("", "pruning(rate=0.9)", 2) in rows, "an update can be pruned"
+    assert not any(defense.startswith("pruning") for cut, defense, _ in rows if cut), "an embedding is not an update"
+    assert all(steps == 1 for cut, _, steps in rows if cut)
+    assert {cell.parts for cell in cells if cell.cut} == {"left_right"} and {cell.parts for cell in cells if not cell.cut} == {
+        "whole"
+    }
+    assert Plan.from_dict(plan.as_dict()) == plan
+
+
+def test_a_plan_without_cuts_says_nothing_of_vertical_learning() -> None:
+    assert "vertical" not in Plan.default().as_dict()
+    assert all(not cell.cut for cell in Plan.default().cells())
+
+
+def test_default_defenses_that_do_not_fit_are_left_out() -> None:
+    found = {cell.defense for cell in Plan.default(cut=["cut1"]).cells()}
+    assert found == {"none", "data_noise(std=0.1)"}
+
+
+@pytest.mark.parametrize(
+    ("changes", "sentence"),
+    [
+        ({"cut": ["cut9"]}, "no cut 'cut9'"),
+        ({"cut": ["cut1"], "parts": "left_rigt"}, "did you mean 'left_right'"),
+        ({"cut": ["cut1"], "parts": "columns"}, "divides tables"),
+        ({"cut": ["cut1"], "party": 1}, "no party 1"),
+        ({"cut": ["cut1"], "parts": "left_right", "sees": "embedding_gradient"}, "parts = 'whole'"),
+        ({"cut": ["cut1"], "sees": "gradients"}, "sees"),
+        ({"cut": ["cut1"], "defense": ["pruning(rate=0.9)"]}, "only embeddings leave a party"),
+        ({"cut": ["cut1"], "local_steps": [2]}, "one embedding per record"),
+        ({"cut": ["cut1"], "utility": UtilitySettings()}, "every model here is cut"),
+        ({"cut": ["cut1"], "model": ["resnet20"], "batch_norm": "train"}, ""),
+    ],
+)
+def test_what_does_not_fit_is_told_in_one_sentence_before_any_work(changes: dict[str, object], sentence: str) -> None:
+    def check() -> None:
+        Plan.default(**{"data": ["digits"], "model": [LENET], **changes}).check_inputs()
+
+    if not sentence:
+        check()  # BatchNorm on batch statistics couples embeddings, as it does updates; that is allowed and told elsewhere
+        return
+    with pytest.raises(UsageError, match=sentence):
+        check()
+
+
+def test_estimates_know_vertical_rows() -> None:
+    plan = Plan.default(data=["digits"], model=[LENET], cut=["cut1"], defense=["none"], records=2)
+    (row,) = estimate_plan(plan, 1).rows
+    assert row.steps > 0 and row.cell.cut == "cut1"
+
+
+def test_the_report_names_the_cut_and_what_is_seen() -> None:
+    class Shown:
+        settings = CELL.replace(parts="left_right").as_dict()
+
+    words = setting_words(Shown())  # type: ignore[arg-type]
+    assert "vertical, cut1 · left_right · party 0" in words and "an embedding is seen" in words
+    Shown.settings = CELL.replace(cut="").as_dict()
+    assert "vertical" not in setting_words(Shown())  # type: ignore[arg-type]
+    assert setting_words(Shown(), ["cut"]) == "horizontal"  # type: ignore[arg-type]
+
+
+def test_a_captured_update_is_no_embedding(tmp_path: Path) -> None:
+    from gradveil.audit.captured import audit_captured
+
+    with pytest.raises(UsageError, match="not an embedding"):
+        audit_captured(tmp_path / "u.safetensors", CELL, tmp_path)
+
+
+def test_data_is_loaded_whole() -> None:
+    assert load_cell_data(CELL).input_shape == digits().input_shape
