@@ -147,15 +147,18 @@ def fit_codes(network: Any, weights: Named, images: Tensor, start: Tensor, *, st
     codes, goal = best.clone(), images
     mean, square = torch.zeros_like(codes), torch.zeros_like(codes)
     least = torch.full((len(codes),), torch.inf, device=codes.device, dtype=images.dtype)
+    mark = least.clone()
     idle = torch.zeros(len(codes), dtype=torch.int64, device=codes.device)
     for step in range(steps + 1):
         leaf = codes.detach().requires_grad_()
         with torch.enable_grad():
             errors = (imagine(network, styles_of(network, leaf), weights, goal) - goal).square().flatten(1).mean(1)
             (slope,) = torch.autograd.grad(errors.sum(), leaf)
-        better = errors < least * (1 - ENOUGH)
+        errors = errors.detach()
+        better, clearly = errors < least, errors < mark * (1 - ENOUGH)
         best[open_rows[better]] = codes[better]
-        least, idle = torch.where(better, errors, least), torch.where(better, 0, idle + 1)
+        least, mark = torch.minimum(errors, least), torch.where(clearly, errors, mark)
+        idle = torch.where(clearly, 0, idle + 1)
         going = (idle < patience) | (step < WARM_UP)
         if step == steps or not bool(going.any()):
             break
@@ -164,8 +167,8 @@ def fit_codes(network: Any, weights: Named, images: Tensor, start: Tensor, *, st
         codes = codes - own * (mean / (1 - 0.9 ** (step + 1))) / ((square / (1 - 0.999 ** (step + 1))).sqrt() + 1e-8)
         if not bool(going.all()):
             # Those that are done cost nothing any more.
-            open_rows, codes, goal, least, idle = (each[going] for each in (open_rows, codes, goal, least, idle))
-            mean, square = mean[going], square[going]
+            open_rows, goal, codes, mean, square = (each[going] for each in (open_rows, goal, codes, mean, square))
+            least, mark, idle = least[going], mark[going], idle[going]
     return best
 
 
@@ -180,7 +183,8 @@ def observe(learner: Learner, inputs: Tensor, targets: Tensor, noise: Named, *, 
         found = torch.autograd.grad(
             loss, list(leaves.values()), create_graph=differentiable, allow_unused=True, materialize_grads=True
         )
-        statistics = tuple((value.mean(axes), value.var(axes, correction=0)) for value in seen if (axes := _axes(value)))
+        kept = seen if differentiable else [value.detach() for value in seen]
+        statistics = tuple((value.mean(axes), value.var(axes, correction=0)) for value in kept if (axes := _axes(value)))
     return Evidence(dict(zip(leaves, found, strict=True)), statistics)
 
 

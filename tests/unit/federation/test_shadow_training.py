@@ -56,7 +56,10 @@ def test_what_lies_on_the_disk_shrinks_after_termination(tmp_path: Path) -> None
     assert names[4] == {"keys", "maps"}
 
 
-@pytest.mark.parametrize("changes", [{"aggregation": "scaffold"}, {"model": "convnet(width=2, norm='batch')", "batch_norm": "train"}])
+WITH_STATISTICS = {"model": "convnet(width=2, norm='batch')", "batch_norm": "train"}
+
+
+@pytest.mark.parametrize("changes", [{"aggregation": "scaffold"}, WITH_STATISTICS])
 def test_other_trainings(changes: dict[str, Any]) -> None:
     data, test = few()
     result = train(settings(rounds=1, clients_per_round=3, **changes), dataset=data, test=test)
