@@ -18,7 +18,7 @@ from gradveil.generators.dcgan import DCGAN
 from gradveil.generators.evaluation import EvaluationNetwork
 from gradveil.generators.pictures import Pictures, read_pictures
 from gradveil.generators.quality import calibration, generator_quality
-from gradveil.generators.regression import EvaluationTrainer
+from gradveil.generators.regression import EvaluationTrainer, PaperTrainer
 from gradveil.generators.store import find_card, save_network
 from gradveil.generators.training import Progress, Trainer, TrainingSettings, run
 from gradveil.randomness import Seed
@@ -70,6 +70,7 @@ def pretrain(
     network_settings: dict[str, Any] | None = None,
     licence: str = "",
     note: str = "",
+    paper: bool = False,
     on_progress: Callable[[Progress], None] = lambda progress: None,
 ) -> Pretrained:
     """Train a network by name and store it.
@@ -82,6 +83,7 @@ def pretrain(
         network_settings: Other sizes or widths than the name stands for.
         licence: Terms of the data, for the card.
         note: A sentence for the card.
+        paper: Train an evaluation network as its paper does, for comparison.
         on_progress: Told how far it is.
 
     Raises:
@@ -94,8 +96,14 @@ def pretrain(
     size, channels = int(network.size), int(network.channels)  # type: ignore[arg-type]
     pictures = read_pictures(sources, side=2 * size if card.family == "evaluation" else size, channels=channels)
     _fits(settings, pictures)
-    trainer = _trainer(card, network, pictures, settings)
-    key = {"network": name, "settings": _plain(chosen), "data": [each["sha256"] for each in pictures.sources], **settings.key()}
+    trainer = _trainer(card, network, pictures, settings, paper)
+    key = {
+        "network": name,
+        "paper": paper,
+        "settings": _plain(chosen),
+        "data": [each["sha256"] for each in pictures.sources],
+        **settings.key(),
+    }
     checkpoint = out / f"{name}.training.safetensors"
     ended = run(trainer, settings, checkpoint, key, on_progress)
     trained = trainer.result()
@@ -120,11 +128,12 @@ def pretrain(
     return Pretrained(path, metrics, ended.step, ended.seconds)
 
 
-def _trainer(card: NetworkCard, network: nn.Module, pictures: Pictures, settings: TrainingSettings) -> Trainer:
+def _trainer(card: NetworkCard, network: nn.Module, pictures: Pictures, settings: TrainingSettings, paper: bool) -> Trainer:
     if isinstance(network, EvaluationNetwork):
-        return EvaluationTrainer(network, pictures.train, pictures.chances, settings)
-    if card.family != "generator":
-        raise UsageError(f"network {card.name!r} is of the family {card.family!r}, which nothing here trains")
+        kind = PaperTrainer if paper else EvaluationTrainer
+        return kind(network, pictures.train, pictures.chances, settings)
+    if paper or card.family != "generator":
+        raise UsageError(f"network {card.name!r} is of the family {card.family!r}, which nothing here trains that way")
     recipe = AdversarialRecipe(
         flip=card.flip, penalty=0.05 if card.size <= 32 else 0.1, generator_rate=0.2 if isinstance(network, DCGAN) else 1.0
     )

@@ -16,14 +16,15 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from gradveil.generators.evaluation import EvaluationNetwork
+from gradveil.generators.evaluation import EvaluationNetwork, mix
 from gradveil.generators.training import TrainingSettings, adam_tensors, restore_adam
 from gradveil.generators.variety import mixed_batch
 from gradveil.randomness import Seed
 
-__all__ = ["EvaluationTrainer"]
+__all__ = ["EvaluationTrainer", "PaperTrainer"]
 
 WARM_UP = 100
+GRID = 11
 
 
 class EvaluationTrainer:
@@ -48,11 +49,9 @@ class EvaluationTrainer:
     def step(self, index: int, done: float) -> dict[str, Tensor]:
         """Mix noise into a batch and learn its fraction."""
         settings = self._settings
-        generator = self._seed.generator("step", round=index, device=settings.device)
-        rows = torch.multinomial(self._chances, settings.batch, replacement=True, generator=generator)
-        images, ratios = mixed_batch(self._pictures[rows], self._network.size, generator)
+        images, ratios = self._batch(index)
         for group in self._adam.param_groups:
-            group["lr"] = settings.learning_rate * min(1.0, (index + 1) / WARM_UP) * (0.5 + 0.5 * math.cos(math.pi * done))
+            group["lr"] = settings.learning_rate * self._schedule(index, done)
         with torch.autocast(settings.device, dtype=torch.bfloat16, enabled=settings.device == "cuda"):
             logits = self._network.logits(images.contiguous(memory_format=torch.channels_last))
         # The targets' own entropy is taken off, so that a perfect network has loss zero.
@@ -61,6 +60,15 @@ class EvaluationTrainer:
         loss.backward()
         self._adam.step()
         return {"loss": loss.detach()}
+
+    def _batch(self, index: int) -> tuple[Tensor, Tensor]:
+        generator = self._seed.generator("step", round=index, device=self._settings.device)
+        rows = torch.multinomial(self._chances, self._settings.batch, replacement=True, generator=generator)
+        return mixed_batch(self._pictures[rows], self._network.size, generator)
+
+    def _schedule(self, index: int, done: float) -> float:
+        """Return the share of the learning rate: a short warm-up, then a cosine down to zero."""
+        return min(1.0, (index + 1) / WARM_UP) * (0.5 + 0.5 * math.cos(math.pi * done))
 
     def tensors(self) -> dict[str, Tensor]:
         """Return weights and Adam's memory."""
@@ -75,6 +83,27 @@ class EvaluationTrainer:
     def result(self) -> nn.Module:
         """Return the network on the CPU, in eval mode."""
         return self._network.cpu().eval().requires_grad_(False)
+
+
+class PaperTrainer(EvaluationTrainer):
+    """The paper's own training, to compare with: whole pictures, the grid of ratios, a constant learning rate.
+
+    A batch is seen eleven times in a row, at the ratios 0, 0.1, ..., 1, before the next one is drawn. The pictures are at twice the
+    network's size and reduced to it.
+    """
+
+    def _batch(self, index: int) -> tuple[Tensor, Tensor]:
+        device = self._settings.device
+        drawn = self._seed.generator("batch", round=index // GRID, device=device)
+        rows = torch.multinomial(self._chances, self._settings.batch, replacement=True, generator=drawn)
+        images = F.avg_pool2d(self._pictures[rows].to(torch.float32) / 255, 2).expand(-1, 3, -1, -1)
+        generator = self._seed.generator("step", round=index, device=device)
+        noise = torch.rand(images.shape, generator=generator, device=device)
+        ratios = torch.full((len(images),), index % GRID / (GRID - 1), device=device)
+        return mix(images, noise, ratios), ratios
+
+    def _schedule(self, index: int, done: float) -> float:
+        return 1.0
 
 
 def _entropy(ratios: Tensor) -> Tensor:
