@@ -117,7 +117,7 @@ def pretrain(
         "data": list(pictures.sources),
         "licence": licence or "not stated",
         "note": note,
-        "training": {**asdict(settings), "steps": ended.step, "pictures_seen": ended.step * settings.batch},
+        "training": {**asdict(settings), "steps": ended.step, "pictures_seen": ended.step * settings.batch, "paper": paper},
         "seconds": round(ended.seconds, 1),
         "losses": dict(ended.losses),
         "metrics": metrics,

@@ -88,8 +88,8 @@ class EvaluationTrainer:
 class PaperTrainer(EvaluationTrainer):
     """The paper's own training, to compare with: whole pictures, the grid of ratios, a constant learning rate.
 
-    A batch is seen eleven times in a row, at the ratios 0, 0.1, ..., 1, before the next one is drawn. The pictures are at twice the
-    network's size and reduced to it.
+    A batch is seen eleven times in a row, at the ratios 0, 0.1, ..., 1, before the next one is drawn. Pictures come at twice the
+    network's size and are reduced to it.
     """
 
     def _batch(self, index: int) -> tuple[Tensor, Tensor]:

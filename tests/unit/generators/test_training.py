@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from gradveil.errors import Unreliable, UsageError
 from gradveil.generators import DCGAN, EvaluationNetwork, StyleGenerator
 from gradveil.generators.adversarial import AdversarialRecipe, AdversarialTrainer
-from gradveil.generators.regression import EvaluationTrainer
+from gradveil.generators.regression import EvaluationTrainer, PaperTrainer
 from gradveil.generators.training import Progress, Trainer, TrainingSettings, run
 from gradveil.randomness import Seed
 
@@ -40,7 +40,12 @@ def dcgan(settings: TrainingSettings) -> Trainer:
     return AdversarialTrainer(DCGAN(8, 1, 8, 4), data, torch.ones(len(data)), settings, AdversarialRecipe(widths=WIDTHS))
 
 
-MAKERS = (evaluation, style, dcgan)
+def paper(settings: TrainingSettings) -> Trainer:
+    data = pictures(side=16)
+    return PaperTrainer(EvaluationNetwork(8, 3, (4, 4, 4)), data, torch.ones(len(data)), settings)
+
+
+MAKERS = (evaluation, paper, style, dcgan)
 
 
 def weights(trainer: Trainer) -> dict[str, Tensor]:
@@ -90,6 +95,20 @@ def test_training_changes_every_weight(make: Callable[[TrainingSettings], Traine
     run(trainer, settings, tmp_path / "c.safetensors", KEY)
     after = trainer.tensors()
     assert [n for n, v in before.items() if v.is_floating_point() and torch.equal(v, after[n].cpu())] == []
+
+
+def test_the_papers_training_walks_the_grid_with_one_batch_at_a_constant_rate() -> None:
+    trainer = paper(TrainingSettings(steps=50, batch=4))
+    assert isinstance(trainer, PaperTrainer)
+    batches = [trainer._batch(index) for index in range(12)]
+    assert [round(float(ratios[0]), 1) for _, ratios in batches] == [*(step / 10 for step in range(11)), 0.0]
+    assert torch.equal(batches[0][0], trainer._batch(0)[0])
+    assert not torch.equal(batches[0][0], batches[11][0]), "the twelfth step sees the first batch again"
+    clean, half, noise = (batches[index][0] for index in (0, 5, 10))
+    assert float((half - 0.5 * clean).min()) >= -1e-6, "the sixth step is no mixture of the same batch"
+    assert float((half - 0.5 * clean).max()) <= 0.5 + 1e-6
+    assert float(noise.mean()) == pytest.approx(0.5, abs=0.05)
+    assert {trainer._schedule(index, index / 50) for index in range(50)} == {1.0}
 
 
 def test_minutes_end_a_training_and_the_schedule_follows_them(tmp_path: Path) -> None:
