@@ -48,7 +48,10 @@ def evaluation_network(name: str, like: Tensor) -> nn.Module:
 
 @functools.lru_cache(maxsize=8)
 def _moved(network: nn.Module, device: torch.device, dtype: torch.dtype) -> nn.Module:
-    return copy.deepcopy(network).to(device=device, dtype=dtype).eval().requires_grad_(False)
+    moved = copy.deepcopy(network).to(device=device, dtype=dtype)
+    if device.type == "cpu":
+        moved = moved.to(memory_format=torch.channels_last)  # a fifth faster there, and the same numbers but for rounding
+    return moved.eval().requires_grad_(False)
 
 
 @DEFENSES.register(
