@@ -36,6 +36,8 @@ __all__ = ["CellRisk", "correlate", "quick_mode", "risk_of_cell"]
 OFF = "off"
 EXACT_INPUTS = 1024
 """Largest input whose m × m matrix is decomposed in an audit unless the plan asks for it; beyond, leading values are faster."""
+LEADING_ERROR = 0.02
+"""How far InvRE of ``leading`` lay from the exact one at most, where both were measured."""
 FEWEST = 3
 """Records that a correlation needs."""
 _known: defaultdict[Hashable, dict[Hashable, Spectrum]] = defaultdict(dict)
@@ -98,8 +100,21 @@ class CellRisk:
             "undefended": _side(self.undefended),
             "records": rows,
             "correlation": {"attack": attack, **correlate([own.invre for own in scores], errors)},
-            "notes": list(dict.fromkeys(([self.note] if self.note else []) + [*self.defended.notes, *self.undefended.notes])),
+            "notes": list(dict.fromkeys(filter(None, (self.note, *_too_close(self.defended), *_notes(self))))),
         }
+
+
+def _notes(risk: CellRisk) -> list[str]:
+    return [note for side in (risk.defended, risk.undefended) if side is not None for note in side.notes]
+
+
+def _too_close(found: Assessment) -> list[str]:
+    """Warn where records differ by less than leading singular values can tell."""
+    scores = [record.risk.invre for record in found.records]
+    if max(scores) - min(scores) >= LEADING_ERROR or all(record.mode != "leading" for record in found.records):
+        return []
+    told = f"scores from leading singular values are good to about {LEADING_ERROR:g}, and these records differ by less"
+    return [f"{told}: to rank them, score exactly with risk = 'gram'"] if len(scores) > 1 else []
 
 
 def _side(found: Assessment) -> dict[str, Any]:

@@ -38,7 +38,7 @@ def print_results(folder: Path) -> None:
     _print_doubts(results, out)
     scored = next((cell.risk for cell in results.cells if cell.risk is not None and cell.risk.defended is not None), None)
     if scored is not None:
-        out.print(f"InvRE: mean of the records without an attack, and at most. {scored.meaning}")
+        out.print(f"InvRE: exposure without an attack, mean over records and the most that any may score. {scored.meaning}")
 
 
 def _table(setting: Setting) -> Table:

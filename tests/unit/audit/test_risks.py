@@ -117,6 +117,15 @@ def test_correlation_is_that_of_the_statistics_books() -> None:
     json.dumps(found, allow_nan=False)
 
 
+@pytest.mark.parametrize(("mode", "error", "told"), [("leading", 1.0, 1), ("leading", 1e-9, 0), ("gram", 1.0, 0)])
+def test_scores_closer_than_their_error_are_said_not_to_rank(
+    mode: str, error: float, told: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(risks, "LEADING_ERROR", error)
+    found = scored(risk=mode).as_dict(list("abcd"), [0.1] * 4, "plain")
+    assert sum("differ by less" in note for note in found["notes"]) == told
+
+
 def test_the_record_names_mode_bands_and_errors() -> None:
     record = run_cell(CELL.replace(defense="gaussian_noise(std=0.01)"), digits()).record
     risk = record["risk"]
