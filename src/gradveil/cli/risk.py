@@ -24,6 +24,8 @@ MODES = ("auto", "dense", "gram", "leading")
 SHOWN = 5
 MODEL_HELP = "Built-in name, module:factory or file.py:factory; repeat it to rank models."
 DEFENSE_HELP = "Defense or chain; repeatable. The undefended score is always there to compare with."
+CUT_HELP = "Vertical learning: score the embedding at this cut, as in cut1; none is the update; repeat it to rank cuts."
+PARTS_HELP = "Who owns which features of a cut model: whole, left_right, top_bottom, columns(parties=2)."
 ALPHA_HELP = "Centre of the score: a number, or a file written by --calibrate; by default that of the package."
 
 
@@ -34,12 +36,15 @@ def risk(
     model: Annotated[Texts, typer.Option(help=MODEL_HELP)] = None,
     weights: Annotated[str, typer.Option(help=".safetensors, or a state dict as .pt or .pth.")] = "",
     defense: Annotated[Texts, typer.Option(help=DEFENSE_HELP)] = None,
+    cut: Annotated[Texts, typer.Option(help=CUT_HELP)] = None,
+    parts: Annotated[str, typer.Option(help=PARTS_HELP)] = "whole",
+    party: Annotated[int, typer.Option(help="Which party's records are scored, counted from 0; for cut models.")] = 0,
     loss: Annotated[str, typer.Option(help="Registered loss or module:function.")] = "cross_entropy",
     local_steps: Annotated[int, typer.Option(help="Local steps behind one update.")] = 1,
     records: Annotated[int, typer.Option(help="How many records are scored.")] = 16,
     mode: Annotated[str, typer.Option(help="auto, dense, gram or leading.")] = "auto",
     noise_form: Annotated[str, typer.Option(help="How noise counts: paper or inverse; see docs/risk.md.")] = "paper",
-    compare: Annotated[bool, typer.Option("--compare", help="Rank the models, least exposed first.")] = False,
+    compare: Annotated[bool, typer.Option("--compare", help="Rank models and cuts, least exposed first.")] = False,
     alpha: Annotated[str | None, typer.Option(help=ALPHA_HELP)] = None,
     calibrate: Annotated[bool, typer.Option("--calibrate", help="Also write alpha.json: the mean undefended score.")] = False,
     fail_if: Annotated[Texts, typer.Option(metavar="LIMIT", help="Exit with 1 if beyond, as in 'invre>0.45'.")] = None,
@@ -70,6 +75,8 @@ def risk(
 
     limits = [parse_limit(text, ("invre",)) for text in fail_if or []]
     centre = read_alpha(alpha)
+    if party < 0:
+        raise UsageError(f"--party is {party}; count parties from 0")
     base = {
         "data": data,
         "labels": labels,
@@ -81,10 +88,11 @@ def risk(
         "seed": seed,
         "device": device,
     }
+    cuts = [{"cut": each, "parts": parts, "party": party} if each != "none" else {} for each in cut or ["none"]]
     dataset, found = _assess(
-        base, models, defense or [], records, {"mode": mode, "alpha": centre, "noise_form": noise_form}, quiet
+        base, models, cuts, defense or [], records, {"mode": mode, "alpha": centre, "noise_form": noise_form}, quiet
     )
-    result = _result(found, dataset, centre, compare or len(models) > 1)
+    result = _result(found, dataset, centre, compare or len(models) * len(cuts) > 1)
     calibrated = _calibration(found, dataset, weights, seed) if calibrate else None
     page = None
     if out is not None:
@@ -100,11 +108,19 @@ def risk(
 
 
 def _assess(
-    base: dict[str, Any], models: Sequence[str], defenses: Sequence[str], records: int, options: dict[str, Any], quiet: bool
+    base: dict[str, Any],
+    models: Sequence[str],
+    cuts: Sequence[dict[str, Any]],
+    defenses: Sequence[str],
+    records: int,
+    options: dict[str, Any],
+    quiet: bool,
 ) -> tuple[Dataset, list[Assessment]]:
     from gradveil.audit.cells import Cell
+    from gradveil.audit.parties import own_data
     from gradveil.audit.plan import find_device
     from gradveil.audit.subjects import build_learner, load_cell_data
+    from gradveil.audit.vertical import fitting_cells
     from gradveil.defenses import build_defense
     from gradveil.randomness import Seed
     from gradveil.risk.exposure import assess
@@ -115,25 +131,18 @@ def _assess(
         raise UsageError(f"--records is {records} and {dataset.name!r} has {len(dataset)}; lower it")
     order = Seed(cell.seed).child("records").numpy("choice").permutation(len(dataset)).tolist()
     rows = sorted(order[:records])
-    batch = dataset.batch(rows)
     found = []
-    for model in models:
-        for spelling in dict.fromkeys(["none", *defenses]):
-            defense = build_defense(spelling)
-            learner = build_learner(cell.replace(model=model, defense=spelling), dataset, defense)
-            show = _progress(f"{model} · {spelling}", records, quiet)
-            found.append(
-                assess(
-                    learner,
-                    batch,
-                    defense,
-                    **options,
-                    model=model,
-                    rows=rows,
-                    seed=Seed(cell.seed),
-                    progress=show,
-                )
-            )
+    spellings = dict.fromkeys(["none", *defenses])
+    grid = [cell.replace(model=model, defense=name, **cut) for model in models for cut in cuts for name in spellings]
+    for each in fitting_cells(grid):
+        defense = build_defense(each.defense)
+        learner = build_learner(each, dataset, defense)
+        name = f"{each.model} · {each.cut}" if each.cut else each.model
+        batch = own_data(each, dataset).batch(rows)
+        show = _progress(f"{name} · {each.defense}", records, quiet)
+        found.append(
+            assess(learner, batch, defense, **options, model=name, rows=rows, seed=Seed(cell.seed), progress=show),
+        )
     return dataset, found
 
 
