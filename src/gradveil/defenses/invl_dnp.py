@@ -103,13 +103,17 @@ class InvLDNP(Defense):
         check_finite({"inputs": inputs}, "the batch")
         if self.std == 0 or self.share == 0:
             return batch, state
+        drawn = torch.randn(inputs.shape, generator=view.generator("invl_dnp"), device=inputs.device, dtype=inputs.dtype)
+        flat = drawn.reshape(len(drawn), -1)
         if self.basis == "record":
             bases = self.bases(view.learner, inputs, batch.targets)
+            noise = torch.stack([(own @ basis.T) @ basis for basis, own in zip(bases, flat, strict=True)])
         else:
             known, state = self._kept(batch, view, state)
-            bases = [known[str(int(target))] for target in batch.targets]
-        drawn = torch.randn(inputs.shape, generator=view.generator("invl_dnp"), device=inputs.device, dtype=inputs.dtype)
-        noise = torch.stack([basis.T @ (basis @ own.reshape(-1)) for basis, own in zip(bases, drawn, strict=True)])
+            noise = torch.zeros_like(flat)
+            for name, basis in known.items():
+                members = batch.targets == int(name)
+                noise[members] = (flat[members] @ basis.T) @ basis
         return batch.replace(inputs=(inputs + self.std * noise.reshape(inputs.shape)).clamp(0, 1)), state
 
     def _kept(self, batch: Batch, view: ClientView, state: State) -> tuple[Named, State]:

@@ -1,0 +1,318 @@
+"""Tables 2 to 4 of the InvRE paper in small: guided noise against plain noise, pruning and dropout, one row at a time.
+
+    python benchmarks/invl_defenses.py rows
+    python benchmarks/invl_defenses.py run --part attack --row InvL-GNP --data cifar10.npz --records 64 --out DIR
+    python benchmarks/invl_defenses.py run --part accuracy --row InvL-GNP --data cifar10.npz --rounds 600 --seed 0 --out DIR
+    python benchmarks/invl_defenses.py run --part cost --row InvL-GNP --data cifar10.npz --out DIR
+    python benchmarks/invl_defenses.py run --part attack --vertical --row InvL-ENP --model 'resnet18' --cut cut2 --out DIR
+    python benchmarks/invl_defenses.py table --out DIR
+
+Every row of every part writes one JSON and depends on no other, so rows run in parallel; a finished one is not repeated.
+Settings are the paper's for CIFAR-10, whose δ is a variance. Attacks: plain and informed, as `update_defenses.py`. Accuracy:
+every round one client sends the gradient of one minibatch (local rate 1) to a server with Adam, so that noise is in units of a
+gradient and undiluted, as in the paper. Cost: one client's round of one pass over its records, over the same without a defense;
+rounds are interleaved and the fastest counts. A basis kept for R rounds counts as (one that makes it + R - 1 that keep it) / R.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import platform
+import re
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from gradveil import __version__
+from gradveil.audit.cells import Cell
+from gradveil.audit.describe import describe_cells
+from gradveil.audit.run import run_cells
+from gradveil.data import load_data
+from gradveil.defenses import build_defense
+from gradveil.federation.client import run_client
+from gradveil.federation.engine import FederationSettings, train
+from gradveil.learning import Learner, TrainingSettings, loss_by_name
+from gradveil.models import build_model
+from gradveil.randomness import Seed
+from gradveil.tensors import Named
+
+FORMAT = "gradveil-invl-1"
+PARTS = ("attack", "accuracy", "cost")
+METRICS = ("mse", "psnr", "ssim")
+
+
+@dataclass(frozen=True)
+class Row:
+    """One defense of a table.
+
+    Attributes:
+        title: As the paper calls it, or ours.
+        spelling: As `gradveil.defenses.build_defense` reads it; ``{refresh}`` is filled in.
+        published: MSE, PSNR, SSIM and accuracy in the paper's table, where it is there.
+        trained: What is trained with where the spelling's own basis, anew for every record and round, is out of reach.
+    """
+
+    title: str
+    spelling: str
+    published: tuple[float, float, float, float] | None = None
+    trained: str = ""
+
+
+SHARED = "invl_dnp(delta=0.08, basis='class', refresh={refresh})"
+HORIZONTAL = (
+    Row("Clean", "none", (0.004, 24.85, 0.771, 0.725)),
+    Row("Prune", "pruning(rate=0.995)", (0.024, 16.22, 0.410, 0.390)),
+    Row("Dropout", "entry_dropout(rate=0.995)", (0.017, 18.04, 0.469, 0.331)),
+    Row("DNP", "data_noise(std=0.26458)", (0.033, 15.19, 0.377, 0.634)),
+    Row("InvL-DNP", "invl_dnp(delta=0.08)", (0.036, 14.63, 0.296, 0.642), SHARED),
+    Row("InvL-DNP, class basis", SHARED),
+    Row("GNP", "gaussian_noise(std=0.3873)", (0.062, 12.45, 0.098, 0.707)),
+    Row("InvL-GNP", "invl_gnp(delta=0.25)", (0.065, 12.14, 0.084, 0.712), "invl_gnp(delta=0.25, refresh={refresh})"),
+    Row("InvL-GNP, kept basis", "invl_gnp(delta=0.25, refresh={refresh})"),
+    Row("InvL-GNP, public centres", "invl_gnp(delta=0.25, centres='public', refresh={refresh})"),
+)
+VERTICAL = (
+    Row("Clean", "none", (0.006, 23.34, 0.830, 0.725)),
+    Row("Prune", "embedding_pruning(rate=0.9)", (0.021, 17.76, 0.664, 0.518)),
+    Row("Dropout", "embedding_dropout(rate=0.9)", (0.021, 17.38, 0.617, 0.305)),
+    Row("DNP", "data_noise(std=0.23452)", (0.013, 18.91, 0.622, 0.577)),
+    Row("InvL-DNP", "invl_dnp(delta=0.06)", (0.014, 18.61, 0.605, 0.583)),
+    Row("ENP", "embedding_noise(delta=0.7)", (0.021, 17.16, 0.570, 0.650)),
+    Row("InvL-ENP", "invl_enp(delta=1.0)", (0.023, 16.43, 0.502, 0.684)),
+    Row("InvL-ENP, public basis", "invl_enp(delta=1.0, basis='public')"),
+)
+
+
+def run(options: argparse.Namespace) -> None:
+    """Run the chosen parts of the chosen rows; what is there is not run again."""
+    options.out.mkdir(parents=True, exist_ok=True)
+    for row in _chosen(options):
+        for part in PARTS if options.part == "all" else (options.part,):
+            path = _path(options, part, row)
+            if path.exists():
+                continue
+            begun = time.perf_counter()
+            found = {"attack": attack, "accuracy": accuracy, "cost": cost}[part](row, options)
+            record = {
+                "format": FORMAT,
+                "version": __version__,
+                "torch": torch.__version__,
+                "part": part,
+                "title": row.title,
+                "vertical": options.vertical,
+                "data": Path(options.data).name,
+                "model": options.model,
+                "seed": options.seed,
+                "seconds": round(time.perf_counter() - begun, 1),
+                **found,
+            }
+            path.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
+            sys.stderr.write(f"{record['seconds']:8.1f} s  {path.name}\n")
+
+
+def _chosen(options: argparse.Namespace) -> list[Row]:
+    rows = VERTICAL if options.vertical else HORIZONTAL
+    wanted = {part.strip() for part in options.row.split(";") if part.strip()}
+    unknown = wanted - {row.title for row in rows}
+    if unknown:
+        raise SystemExit(f"no row is called {sorted(unknown)[0]!r}; rows: {'; '.join(row.title for row in rows)}")
+    return [row for row in rows if not wanted or row.title in wanted]
+
+
+def _path(options: argparse.Namespace, part: str, row: Row) -> Path:
+    kind = "vertical-" if options.vertical else ""
+    name = "_".join(re.findall(r"[\w.-]+", row.title))
+    return Path(options.out) / f"{part}-{kind}{name}-{options.seed}.json"
+
+
+def attack(row: Row, options: argparse.Namespace) -> dict[str, Any]:
+    """Attack the row's records, plain and informed."""
+    spelling = row.spelling.format(refresh=1)
+    cell = Cell(
+        data=options.data,
+        labels=options.labels,
+        model=options.model,
+        weights=options.weights,
+        state="given" if options.weights else "untrained",
+        records=options.records,
+        ensemble=options.ensemble,
+        steps=options.steps,
+        device=options.device,
+        seed=options.seed,
+        defense=spelling,
+        risk=options.risk,
+        **({"cut": options.cut, "parts": options.parts} if options.vertical else {}),
+    )
+    folder = _path(options, "cells", row).with_suffix("")
+    command = "python benchmarks/invl_defenses.py " + " ".join(sys.argv[1:])
+    run_cells([cell], folder, lambda keys: describe_cells([cell], keys, command, f"{row.title} of the InvRE paper"), workers=1)
+    (path,) = (each for each in (folder / "cells").glob("*.json") if not each.name.endswith(".timing.json"))
+    result = json.loads(path.read_text(encoding="utf-8"))
+    kept = {name: result.get(name) for name in ("n", "plain", "informed", "bar", "checks", "attackers", "risk")}
+    return {"defense": spelling, "records": options.records, "ensemble": options.ensemble, "cell": result["key"], **kept}
+
+
+def accuracy(row: Row, options: argparse.Namespace) -> dict[str, Any]:
+    """Train with the row's defense."""
+    if options.vertical:
+        raise SystemExit("accuracy of vertical rows is measured by `gradveil train` with a cut; this part is horizontal")
+    spelling = (row.trained or row.spelling).format(refresh=options.refresh)
+    settings = FederationSettings(
+        data=options.data,
+        labels=options.labels,
+        model=options.model,
+        defense=spelling,
+        clients=options.clients,
+        clients_per_round=1,
+        rounds=options.rounds,
+        local_steps=1,
+        minibatch=options.minibatch,
+        learning_rate=1.0,
+        server_optimizer="adam",
+        server_learning_rate=options.server_rate,
+        batch_norm="eval",
+        evaluate_every=max(1, options.rounds // 10),
+        seed=options.seed,
+        device=options.device,
+    )
+    result = train(settings)
+    return {
+        "defense": spelling,
+        "settings": {**settings.as_dict(), "data": Path(options.data).name},
+        "final_accuracy": result.final_accuracy,
+        "best_accuracy": result.best_accuracy,
+        "accuracy": [[entry.round, entry.accuracy] for entry in result.rounds if entry.accuracy is not None],
+        "client_seconds": sum(entry.client_seconds for entry in result.rounds),
+        "refused": sum(entry.refused for entry in result.rounds),
+    }
+
+
+def cost(row: Row, options: argparse.Namespace) -> dict[str, Any]:
+    """Time one client's round with the row's defense, over the same without one."""
+    spelling = row.spelling.format(refresh=options.refresh)
+    defense, plain = build_defense(spelling), build_defense("none")
+    data = load_data(options.data, labels=options.labels or None)
+    device = torch.device(options.device)
+    model = build_model(options.model, input_shape=data.input_shape, classes=data.classes, seed=Seed(options.seed))
+    settings = TrainingSettings(shares="weights", epochs=1, minibatch=options.minibatch, learning_rate=0.01)
+    learner = Learner.of(model, loss_by_name("cross_entropy"), settings).to(device)
+    batch = data.batch(list(range(options.cost_records)))
+    batch = batch.replace(inputs=batch.inputs.to(device), targets=batch.targets.to(device))
+    public = data.batch(list(range(options.cost_records, min(len(data), 2 * options.cost_records)))).inputs.to(device)
+
+    def timed(which: Any, state: Named | None, index: int) -> tuple[float, Named]:
+        begun = time.perf_counter()
+        result = run_client(learner, batch, which, Seed(0), state=state, round_index=index, public=public)
+        if device.type == "cuda":
+            torch.cuda.synchronize()
+        return time.perf_counter() - begun, result.state
+
+    timed(plain, None, 0)
+    best = {"plain": float("inf"), "fresh": float("inf"), "kept": float("inf")}
+    for _ in range(options.repeats):
+        best["plain"] = min(best["plain"], timed(plain, None, 0)[0])
+        took, state = timed(defense, None, 0)
+        best["fresh"] = min(best["fresh"], took)
+        if options.refresh > 1 and "refresh" in spelling:
+            best["kept"] = min(best["kept"], timed(defense, state, 1)[0])
+    rounds = options.refresh if best["kept"] < float("inf") else 1
+    mean = (best["fresh"] + (rounds - 1) * best["kept"]) / rounds if rounds > 1 else best["fresh"]
+    return {
+        "defense": spelling,
+        "records": options.cost_records,
+        "minibatch": options.minibatch,
+        "device": torch.cuda.get_device_name() if device.type == "cuda" else platform.machine(),
+        "threads": torch.get_num_threads(),
+        "refresh": rounds,
+        "plain_seconds": best["plain"],
+        "fresh_seconds": best["fresh"],
+        "kept_seconds": best["kept"] if rounds > 1 else None,
+        "ratio": mean / best["plain"],
+    }
+
+
+def table(options: argparse.Namespace) -> None:
+    """Print what a folder holds as tables in Markdown."""
+    found: dict[tuple[str, bool, str], list[dict[str, Any]]] = {}
+    for path in sorted(options.out.glob("*.json")):
+        record = json.loads(path.read_text(encoding="utf-8"))
+        if record.get("format") == FORMAT:
+            found.setdefault((record["part"], record["vertical"], record["title"]), []).append(record)
+    for vertical, rows in ((False, HORIZONTAL), (True, VERTICAL)):
+        if not any(key[1] == vertical for key in found):
+            continue
+        sys.stdout.write(
+            f"\n{'vertical' if vertical else 'horizontal'}\n\n"
+            "| defense | plain: identified | MSE | PSNR, dB | SSIM | informed: identified | MSE | PSNR, dB | SSIM | accuracy | "
+            "client time | paper: MSE / PSNR / SSIM / accuracy |\n|---|---|---|---|---|---|---|---|---|---|---|---|\n"
+        )
+        for row in rows:
+            parts = {part: found.get((part, vertical, row.title), []) for part in PARTS}
+            if any(parts.values()):
+                sys.stdout.write(_line(row, parts))
+
+
+def _line(row: Row, parts: dict[str, list[dict[str, Any]]]) -> str:
+    cells = [row.title]
+    attacked = parts["attack"][0] if parts["attack"] else None
+    for side in ("plain", "informed"):
+        summary = (attacked[side] or attacked["plain"]) if attacked else None
+        cells += _privacy(summary, attacked["n"]) if summary and attacked else ["–"] * 4
+    finals = [100 * record["final_accuracy"] for record in parts["accuracy"]]
+    cells.append(f"{sum(finals) / len(finals):.1f} % ({len(finals)} seeds)" if finals else "–")
+    cells.append(f"{parts['cost'][0]['ratio']:.2f}×" if parts["cost"] else "–")
+    cells.append(" / ".join(f"{value:g}" for value in row.published) if row.published else "–")
+    return "| " + " | ".join(cells) + " |\n"
+
+
+def _privacy(summary: dict[str, Any], n: int) -> list[str]:
+    share = summary["identified"]
+    told = [f"{round(share['value'] * n)} of {n} ({100 * share['low']:.0f}–{100 * share['high']:.0f} %)"]
+    for name in METRICS:
+        value = summary.get(name)
+        told.append(f"{value['median']:.{1 if name == 'psnr' else 3}f}" if isinstance(value, dict) and "median" in value else "–")
+    return told
+
+
+def main() -> None:
+    """Read the command line."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("what", choices=("run", "table", "rows"))
+    parser.add_argument("--part", choices=(*PARTS, "all"), default="all")
+    parser.add_argument("--row", default="", help="titles separated by semicolons; all without")
+    parser.add_argument("--vertical", action="store_true", help="Table 3: embeddings of a cut model")
+    parser.add_argument("--data", default="photos")
+    parser.add_argument("--labels", default="")
+    parser.add_argument("--model", default="lenet")
+    parser.add_argument("--weights", default="", help="trained weights to attack at; untrained without")
+    parser.add_argument("--cut", default="", help="where the model is cut, for --vertical")
+    parser.add_argument("--parts", default="whole", help="who owns which features, for --vertical")
+    parser.add_argument("--records", type=int, default=64)
+    parser.add_argument("--ensemble", default="quick")
+    parser.add_argument("--steps", type=int, default=0, help="cap on steps per recipe; 0 leaves the ensemble's own")
+    parser.add_argument("--risk", default="off", help="also score the records without an attack: auto, gram, leading")
+    parser.add_argument("--clients", type=int, default=4)
+    parser.add_argument("--rounds", type=int, default=600)
+    parser.add_argument("--minibatch", type=int, default=32)
+    parser.add_argument("--server-rate", type=float, default=1e-3)
+    parser.add_argument("--refresh", type=int, default=50, help="rounds a kept basis lasts")
+    parser.add_argument("--cost-records", type=int, default=32)
+    parser.add_argument("--repeats", type=int, default=2)
+    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--out", type=Path, default=Path("invl"))
+    options = parser.parse_args()
+    if options.what == "rows":
+        for row in VERTICAL if options.vertical else HORIZONTAL:
+            print(f"{row.title:28} {row.spelling.format(refresh=options.refresh)}")
+        return
+    (run if options.what == "run" else table)(options)
+
+
+if __name__ == "__main__":
+    main()
