@@ -17,7 +17,7 @@ from gradveil.cli.catalogue import KINDS, entries
 from tests.unit.report.example_results import make_results
 
 Captured = pytest.CaptureFixture[str]
-COMMANDS = ("", "audit", "init", "list", "show", "report", "check", "version")
+COMMANDS = ("", "audit", "init", "pretrain", "list", "show", "report", "check", "version")
 SOURCE = str(Path(gradveil.__file__).parents[1])
 DOCS = Path(__file__).resolve().parents[3] / "docs" / "cli.md"
 
