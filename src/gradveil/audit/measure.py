@@ -267,7 +267,7 @@ def _latency(subject: Subject) -> dict[str, float]:
             break
         for name, defense in (("defense_ms", subject.defense), ("undefended_ms", plain)):
             begun = time.perf_counter()
-            send(subject.learner, small, defense, Seed(0))
+            send(subject.learner, small, defense, Seed(0), public=subject.public)
             times[name].append(1000 * (time.perf_counter() - begun))
     best = {name: round(min(values), 3) for name, values in times.items()}
     # Without a defense the two are one measurement, and noise must not make them differ.

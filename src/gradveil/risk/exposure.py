@@ -227,9 +227,8 @@ def _directed(defense: Defense, learner: Learner) -> tuple[Directed, ...]:
     shared, even = (InvLENP, EmbeddingNoise) if vertical else (InvLGNP, GaussianNoise)
     acting = [part for part in parts_of(defense) if part.stations()]
     found = tuple(part for part in acting if isinstance(part, (InvLDNP, shared)))
-    public = any("public" in (getattr(part, "centres", ""), getattr(part, "basis", "")) for part in found)
     others = any(not isinstance(part, (InvLDNP, DataNoise, shared, even)) for part in acting)
-    return () if public or others or learner.noise else found
+    return () if others or learner.noise else found
 
 
 def _directed_release(
@@ -239,10 +238,14 @@ def _directed_release(
     on_data = [part.std for part in parts_of(defense) if isinstance(part, DataNoise)]
     on_shared = [part.std for part in parts_of(defense) if isinstance(part, (GaussianNoise, EmbeddingNoise))]
     steps = learner.settings.steps(1) if learner.settings.shares == "weights" else 1
-    told = "the noise follows the gradient's singular vectors, taken here as those of the update of several steps"
-    notes = (told,) if steps > 1 else ()
+    public = any("public" in (getattr(part, "centres", ""), getattr(part, "basis", "")) for part in directed)
+    found = []
+    if steps > 1:
+        found.append("the noise follows the gradient's singular vectors, taken here as those of the update of several steps")
+    if public:
+        found.append("the noise follows the singular vectors of public inputs, taken here as the record's own")
     jacobian = gradient_jacobian(learner, record, target, dtype=dtype)
-    return DefendedRelease(jacobian, math.hypot(*on_data), math.hypot(*on_shared), notes, plain=True, directed=directed)
+    return DefendedRelease(jacobian, math.hypot(*on_data), math.hypot(*on_shared), tuple(found), plain=True, directed=directed)
 
 
 def _notes(defense: Defense, plain: bool, incomplete: bool, data_noise: float, known_noise: float | None) -> tuple[str, ...]:

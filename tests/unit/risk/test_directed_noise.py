@@ -69,6 +69,12 @@ def test_several_local_steps_are_noted() -> None:
     assert any("several steps" in note for note in scored("invl_gnp(delta=1e-4)", own=own).notes)
 
 
+def test_a_public_basis_is_taken_as_the_records_own_and_that_is_noted() -> None:
+    found, own = scored("invl_gnp(delta=1e-4, centres='public')"), scored("invl_gnp(delta=1e-4)")
+    assert found.mean_score == own.mean_score
+    assert any("public" in note for note in found.notes) and not own.notes
+
+
 def test_embeddings_are_scored_alike() -> None:
     model = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(64, 20), torch.nn.Sigmoid())
     own = EmbeddingLearner.of_bottom(model, loss_by_name("cross_entropy"))
