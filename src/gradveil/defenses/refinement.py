@@ -114,6 +114,7 @@ class Refinement:
         learner = self.learner
         wanted = {name: value.detach() for name, value in learner.gradient(learner.weights, raw, targets, noise).items()}
         weight, energy = self._weights(wanted)
+        squared = {name: value.square() for name, value in weight.items()}
 
         def slope(inputs: Tensor, unit: Tensor) -> tuple[Tensor, Tensor]:
             # Plain autograd: half the bookkeeping of nested transforms, and only the path to the inputs is walked back.
@@ -124,9 +125,16 @@ class Refinement:
                 found = torch.autograd.grad(
                     loss, list(leaves.values()), create_graph=True, allow_unused=True, materialize_grads=True
                 )
-                gap = weighted_gap(dict(zip(leaves, found, strict=True)), wanted, weight)
-                total, unit = self._objective(gap, unit, energy, leaf)
-            (own,) = torch.autograd.grad(total, [leaf], allow_unused=True, materialize_grads=True)
+                seen = self.network(leaf).mean() if self.balance and self.network is not None else leaf.sum() * 0
+            # UM is quadratic, so its slope at the gradient is known: it need not be part of the graph that is walked back.
+            apart = {name: own.detach() - wanted[name] for name, own in zip(leaves, found, strict=True)}
+            pulls = {name: squared[name] * gap for name, gap in apart.items()}
+            gap = torch.stack([(apart[name] * pull).sum() for name, pull in pulls.items()]).sum()
+            utility, privacy, unit = self._rates(gap, unit, energy, seen.detach())
+            ends = [(own, 2 * utility * pull) for own, pull in zip(found, pulls.values(), strict=True) if own.requires_grad]
+            ends.append((seen, privacy))
+            outputs, starts = zip(*ends, strict=True)
+            (own,) = torch.autograd.grad(outputs, [leaf], starts, allow_unused=True, materialize_grads=True)
             # The metrics are means over examples; a step must not shrink with the company it is in.
             return own * len(inputs), unit
 
@@ -165,14 +173,21 @@ class Refinement:
 
     def _objective(self, gap: Tensor, unit: Tensor, energy: Tensor, inputs: Tensor) -> tuple[Tensor, Tensor]:
         """Return UM - β PM (Eq. 2) in the chosen form, and the unit of UM: its value at the first step, or ``energy`` for 0."""
-        start = torch.where(gap > SMALLEST * energy, gap, energy).detach()
-        unit = torch.where(unit > 0, unit, start)
+        unit = _unit(gap, unit, energy)
         utility = gap if self.terms == "raw" else gap / unit
         utility = torch.log(utility + FLOOR) if self.terms == "log" else utility
         if not self.balance or self.network is None:
             return utility, unit
         privacy = self.network(inputs).mean()
         return utility - self.balance * (torch.log(privacy + FLOOR) if self.terms == "log" else privacy), unit
+
+    def _rates(self, gap: Tensor, unit: Tensor, energy: Tensor, seen: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Return the derivatives of that objective with respect to UM and to PM, and the unit."""
+        unit = _unit(gap, unit, energy)
+        if self.terms == "log":
+            return 1 / (gap + FLOOR * unit), -self.balance / (seen + FLOOR), unit
+        one = torch.ones_like(unit)
+        return one if self.terms == "raw" else one / unit, -self.balance * torch.ones_like(seen), unit
 
     def _descend(self, start: Tensor, slope: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]], unit: Tensor) -> Tensor:
         """Take the steps, each followed by a clamp to [0, 1]."""
@@ -186,3 +201,7 @@ class Refinement:
             # A model that saturates may have no finite slope somewhere; such a pixel stays where it is.
             inputs = (inputs - self.rate * torch.nan_to_num(found, 0.0, 0.0, 0.0)).clamp(0, 1)
         return inputs.detach()
+
+
+def _unit(gap: Tensor, unit: Tensor, energy: Tensor) -> Tensor:
+    return torch.where(unit > 0, unit, torch.where(gap > SMALLEST * energy, gap, energy).detach())

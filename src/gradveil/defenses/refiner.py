@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import functools
 from dataclasses import dataclass
 from typing import Literal
@@ -37,21 +36,23 @@ AT_ONCE = 2**26
 def evaluation_network(name: str, like: Tensor) -> nn.Module:
     """Return the evaluation network in the precision and on the device of ``like``: frozen, in eval mode, shared by callers."""
     # Later: most defenses need no networks.
-    from gradveil.generators.evaluation import EvaluationNetwork
-    from gradveil.generators.store import load_network
+    from gradveil.generators.store import find_card
 
-    network = load_network(name)
-    if not isinstance(network, EvaluationNetwork):
-        raise UsageError(f"refiner: network is {name!r}, a {type(network).__name__}; it needs an evaluation network")
-    return _moved(network, like.device, like.dtype)
+    card = find_card(name)
+    return _network(str(card), card.stat().st_mtime_ns, like.device, like.dtype)
 
 
 @functools.lru_cache(maxsize=8)
-def _moved(network: nn.Module, device: torch.device, dtype: torch.dtype) -> nn.Module:
-    moved = copy.deepcopy(network).to(device=device, dtype=dtype)
+def _network(card: str, changed: int, device: torch.device, dtype: torch.dtype) -> nn.Module:
+    from gradveil.generators.evaluation import EvaluationNetwork
+    from gradveil.generators.store import load_network
+
+    network = load_network(card).to(device=device, dtype=dtype)
+    if not isinstance(network, EvaluationNetwork):
+        raise UsageError(f"refiner: {card!r} holds a {type(network).__name__}; it needs an evaluation network")
     if device.type == "cpu":
-        moved = moved.to(memory_format=torch.channels_last)  # a fifth faster there, and the same numbers but for rounding
-    return moved.eval().requires_grad_(False)
+        network = network.to(memory_format=torch.channels_last)  # a fifth faster there, and the same numbers but for rounding
+    return network.eval().requires_grad_(False)
 
 
 @DEFENSES.register(
