@@ -148,7 +148,8 @@ def record_jacobian(learner: Learner, record: Tensor, target: Tensor) -> Jacobia
 
     if isinstance(learner, EmbeddingLearner):
         check_records_are_separate(learner)
-        return Jacobian(lambda x: learner.embed(x.unsqueeze(0))[0], record)
+        party = learner
+        return Jacobian(lambda x: party.embed(x.unsqueeze(0))[0], record)
     # An adapted model is taken at the mean of the noise it draws.
     noise = {name: value.new_zeros((1, 1, *value.shape[2:])) for name, value in learner.noise.items()}
     learner = learner.replace(settings=learner.settings.replace(shares="gradient", local_steps=1, epochs=0), noise=noise)
@@ -285,7 +286,8 @@ def left_basis(jacobian: Jacobian, scaled: Tensor) -> Tensor:
     """
     if len(scaled) == 0:
         return scaled.new_zeros((0, jacobian.outputs))
-    return torch.linalg.qr(jacobian.push(scaled).T)[0].T.contiguous()
+    rows: Tensor = torch.linalg.qr(jacobian.push(scaled).T)[0].T.contiguous()
+    return rows
 
 
 @dataclass(frozen=True)

@@ -18,6 +18,7 @@ from gradveil.learning import TrainingSettings, loss_by_name
 from gradveil.learning.embedding import EMBEDDING, EMBEDDING_GRADIENT, EmbeddingLearner
 from gradveil.randomness import Seed
 from gradveil.records import Batch, Observation, ThreatModel
+from gradveil.tensors import Named
 from gradveil.testing.defenses_adversary import relative_residual
 from gradveil.testing.defenses_scene import Scene
 
@@ -95,7 +96,8 @@ def test_guided_noise_goes_where_the_shares_say_and_nowhere_else() -> None:
     clean = own.embed(data.inputs)
     for defense in (InvLENP(delta=golden["delta"]), InvLENP(delta=golden["delta"], basis="public", refresh=10**6)):
         view = ClientView(learner=own, seed=Seed(0), batch=data, raw_batch=data, public=data.inputs)
-        drawn, state = [], {}
+        drawn: list[Tensor] = []
+        state: Named = {}
         for draw in range(400):
             noisy, state = defense.protect_embedding(clean, view.replace(seed=Seed(draw)), state)
             drawn.append(noisy - clean)

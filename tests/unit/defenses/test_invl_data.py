@@ -249,7 +249,7 @@ def test_the_attacker_finishes_in_the_subspace_of_what_it_rebuilt() -> None:
     own = Learner.of(model, loss_by_name("cross_entropy"))
     data = Batch(public_images(shape, 3, Seed(5)), torch.arange(3))
     for basis in ("record", "class"):
-        defense = InvLDNP(delta=0.04, basis=basis)  # type: ignore[arg-type]
+        defense = InvLDNP(delta=0.04, basis=basis)
         noisy, _ = defense.protect_batch(data, view(own, data), {})
         seen = Observation((own,), (Update({}, 3),), (), shape, 3, 3, ThreatModel(), defense.adversary())
         rebuilt = Reconstruction(noisy.inputs, data.targets, "truth of the noisy inputs")
