@@ -6,21 +6,28 @@ Ritz values that have not converged (stochastic Lanczos quadrature), the squared
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from gradveil.risk.jacobians import Jacobian
+from gradveil.risk.layered import layered_push
 
 __all__ = ["Leading", "leading_triplets"]
 
-BLOCK = 16
-ROUNDS = 40
-"""Most blocks a Lanczos run may take; it then answers with the triplets that have converged."""
+BLOCK, NARROW = 16, 4
+"""Directions per round. Narrow blocks converge in half as many products; wide ones make cheap products cheaper still."""
+MOST = 640
+"""Most directions a Lanczos run may take; it then answers with the triplets that have converged."""
 CONVERGED = {torch.float64: 1e-5, torch.float32: 1e-4}
 """Largest residual ‖K v - σ² v‖ over σ₁² of a triplet that counts as found; the error of σ² is of the order of its square."""
 PROBES = 8
+BY_LAYERS = 1_000_000
+"""Shared values from which products are dear: forward ones go by layers, and blocks are narrow."""
+SAME = {torch.float64: 1e-9, torch.float32: 1e-3}
+"""Largest relative difference of the two forward products; float32 loses digits differently in each."""
 NOTHING = 1e-12
 
 
@@ -49,20 +56,22 @@ def leading_triplets(jacobian: Jacobian, wanted: int, generator: torch.Generator
     size, dtype = jacobian.inputs, jacobian.at.dtype
     wanted = min(wanted, size, jacobian.outputs)
     point = jacobian.at.reshape(-1)
-    start = torch.randn((min(BLOCK, size), size), generator=generator, dtype=torch.float64).to(point)
+    width = min(BLOCK if jacobian.outputs < BY_LAYERS else NARROW, size)
+    start = torch.randn((width, size), generator=generator, dtype=torch.float64).to(point)
     if float(point.norm()) > 0:
         start[0] = point  # the directions that matter for the record are reached first
+    push = _fastest_push(jacobian, start[:1])
     basis, images = point.new_zeros((0, size)), point.new_zeros((0, size))
     block = _orthonormal(start, basis)
     squares, inner, residuals = point.new_zeros(0), point.new_zeros((0, 0)), point.new_zeros(0)
-    for _ in range(ROUNDS):
+    for _ in range(-(-MOST // width)):
         if len(block) == 0:
             # Nothing new comes of what there is, as where values are repeated more often than the block is wide: start afresh.
-            again = torch.randn((min(BLOCK, size), size), generator=generator, dtype=torch.float64).to(point)
+            again = torch.randn((width, size), generator=generator, dtype=torch.float64).to(point)
             block = _orthonormal(again, basis)
             if len(block) == 0:
                 break
-        image = jacobian.pull(jacobian.push(block))
+        image = jacobian.pull(push(block))
         if len(basis) and float(image.norm()) <= NOTHING * float(images.norm()):
             block = block[:0]
             break  # the whole range of K is spanned
@@ -79,7 +88,7 @@ def leading_triplets(jacobian: Jacobian, wanted: int, generator: torch.Generator
     found = len(squares) if len(block) == 0 else _found(squares, residuals, dtype)
     count = max(1, min(wanted, found))
     right = (inner[:, :count].T.to(dtype) @ basis).double()
-    rest = _frobenius_outside(jacobian, basis, generator)
+    rest = _frobenius_outside(push, basis, generator)
     tail = _tail(jacobian, squares, (inner.T.to(dtype) @ basis).double(), start.double(), count)
     notes = (f"only {count} of {wanted} leading singular values converged",) if found < wanted and len(block) else ()
     return Leading(
@@ -144,11 +153,20 @@ def _orthonormal(block: Tensor, basis: Tensor) -> Tensor:
     return block[: basis.shape[1] - len(basis)]
 
 
-def _frobenius_outside(jacobian: Jacobian, basis: Tensor, generator: torch.Generator) -> float:
+def _frobenius_outside(push: Callable[[Tensor], Tensor], basis: Tensor, generator: torch.Generator) -> float:
     """Estimate the squared sum of J outside the basis by random probes; without bias, and 0 where nothing is outside."""
-    free = jacobian.inputs - len(basis)
-    if free <= 0:
+    if basis.shape[1] <= len(basis):
         return 0.0
-    probes = torch.randn((PROBES, jacobian.inputs), generator=generator, dtype=torch.float64).to(basis)
+    probes = torch.randn((PROBES, basis.shape[1]), generator=generator, dtype=torch.float64).to(basis)
     probes = probes - (probes @ basis.T) @ basis
-    return float(jacobian.push(probes).double().square().sum() / PROBES)
+    return float(push(probes).double().square().sum() / PROBES)
+
+
+def _fastest_push(jacobian: Jacobian, trial: Tensor) -> Callable[[Tensor], Tensor]:
+    """Return the product by layers where the model is large and that gives the same, else the ordinary one."""
+    if jacobian.learner is None or jacobian.outputs < BY_LAYERS:
+        return jacobian.push
+    by_layers = layered_push(jacobian)
+    plain, quick = jacobian.push(trial), by_layers(trial)
+    agree = float((plain - quick).norm()) <= SAME[jacobian.at.dtype] * float(plain.norm())
+    return by_layers if agree else jacobian.push

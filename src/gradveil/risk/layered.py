@@ -28,7 +28,7 @@ from gradveil.learning.learner import Learner
 from gradveil.risk.jacobians import Jacobian, checked, guarded, load_forward_mode
 from gradveil.tensors import Named
 
-__all__ = ["layered_gram"]
+__all__ = ["layered_gram", "layered_push"]
 
 STORE_BYTES = 6 * 2**30
 """What may be kept of all directions at once; layers beyond it wait for another sweep over the directions."""
@@ -89,7 +89,8 @@ class _Layer:
         total: Tensor | None = None
         for (delta, read), fixed_read, fixed_delta in zip(self._split(factors), self._reads, self._deltas, strict=True):
             moved = self._places(delta).transpose(1, 2) @ fixed_read
-            moved = moved + fixed_delta.T @ self._with_one(self._columns(read), 0.0)
+            # Added in place: sums of late layers are the largest things here.
+            moved.baddbmm_(fixed_delta.T.expand(len(moved), -1, -1), self._with_one(self._columns(read), 0.0))
             total = moved if total is None else total + moved
         assert total is not None
         return total
@@ -249,14 +250,53 @@ def layered_gram(jacobian: Jacobian, *, store_bytes: int = STORE_BYTES) -> Tenso
     return guarded(lambda: _gram(jacobian, probe, store_bytes))
 
 
-def _gram(jacobian: Jacobian, probe: _Probe, store_bytes: int) -> Tensor:
-    point, size = jacobian.at, jacobian.inputs
-    order = probe.start(point)
+def layered_push(jacobian: Jacobian) -> Callable[[Tensor], Tensor]:
+    """Return the product J v of a plain gradient, (n, m) -> (n, p), by layers.
+
+    Forward mode through the whole gradient would differentiate each layer's weight gradient as a convolution of its own, one per
+    direction. Here only δ̇ and ȧ go that way, as one batch; L then makes them into weights by matrix products: three times as fast
+    for a ResNet-18 on a CPU. Whoever uses it checks it against `Jacobian.push`: weights used outside their layers are missed.
+    """
+    assert jacobian.learner is not None and jacobian.target is not None
+    load_forward_mode()
+    probe, point, weights = _Probe(jacobian.learner, jacobian.target), jacobian.at, jacobian.learner.weights
+    order, others = guarded(lambda: probe.start(point)), tuple(probe.others)
+    layers = guarded(lambda: _layers_of(probe, order, point))
+
+    def along(direction: Tensor) -> Any:
+        moved: Any = jvp(lambda x: probe.parts(x, others), (point,), (direction.reshape(point.shape),))
+        return moved[1]
+
+    def push(directions: Tensor) -> Tensor:
+        deltas, reads, gradient = guarded(lambda: vmap(along)(directions))
+        made = {name: value.reshape(len(directions), -1) for name, value in gradient.items()}
+        for name, layer in layers.items():
+            rows = [i for i, each in enumerate(order) if each == name]
+            moved = layer.to_weights(layer.stack([reads[i] for i in rows], [deltas[i] for i in rows]))
+            made[f"{name}.weight"] = (moved[..., :-1] if layer.bias else moved).reshape(len(directions), -1)
+            if layer.bias:
+                made[f"{name}.bias"] = moved[..., -1]
+        # A layer that is never called has no gradient to move.
+        zeros = {
+            name: directions.new_zeros((len(directions), value.numel())) for name, value in weights.items() if name not in made
+        }
+        return checked(torch.cat([(made | zeros)[name] for name in weights], dim=1)).detach()
+
+    return push
+
+
+def _layers_of(probe: _Probe, order: list[str], point: Tensor) -> dict[str, _Layer]:
     deltas, reads, _ = probe.parts(point, ())
-    layers = {
+    return {
         name: _Layer(name, probe.modules[name], [_Call(reads[i], deltas[i]) for i, each in enumerate(order) if each == name])
         for name in dict.fromkeys(order)
     }
+
+
+def _gram(jacobian: Jacobian, probe: _Probe, store_bytes: int) -> Tensor:
+    point, size = jacobian.at, jacobian.inputs
+    order = probe.start(point)
+    layers = _layers_of(probe, order, point)
     widths = {name: layer.parameters if layer.explicit(size) else layer.factors for name, layer in layers.items()}
     widths |= {name: value.numel() for name, value in probe.others.items()}
     # Tangents in single precision move singular values by about 1e-7 of the largest; sums of squares in single precision would

@@ -37,6 +37,8 @@ LEADING = 64
 """Triplets sought by ``leading``."""
 DENSE_ENTRIES = 4_000_000
 GRAM_INPUTS = 4096
+GRAM_OUTPUTS = 4_000_000
+"""Shared values up to which ``auto`` forms K on a CPU."""
 COLUMN_BYTES = 2 * 2**30
 """Largest J that is kept by columns."""
 COLUMNS = 512
@@ -96,11 +98,13 @@ class Spectrum:
 def choose_mode(jacobian: Jacobian) -> str:
     """Return the cheapest mode that is exact, or ``leading`` where m × m numbers are too many.
 
-    Small problems are decomposed directly; a plain gradient, or few outputs, allow K for inputs of a 32-pixel picture.
+    Small problems are decomposed directly; a plain gradient, or few outputs, allow K for inputs of a 32-pixel picture. On a
+    CPU, models of millions of weights take ``leading``: it needs some hundred products, where K needs one per input value.
     """
     if jacobian.inputs * jacobian.outputs <= DENSE_ENTRIES:
         return "dense"
     few = jacobian.learner is not None or jacobian.outputs <= 4 * jacobian.inputs
+    few = few and (jacobian.at.device.type != "cpu" or jacobian.outputs <= GRAM_OUTPUTS)
     return "gram" if few and jacobian.inputs <= GRAM_INPUTS else "leading"
 
 

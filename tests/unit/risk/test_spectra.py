@@ -1,16 +1,21 @@
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 from torch import Tensor, nn
 
 from gradveil.errors import ReplaceLayer, UnsupportedModel, UsageError
 from gradveil.learning import Learner, TrainingSettings, loss_by_name
+from gradveil.learning.embedding import EmbeddingLearner
 from gradveil.models import build_model
+from gradveil.models.split import split_model
 from gradveil.randomness import Seed
+from gradveil.risk import lanczos, spectra
 from gradveil.risk.invre import risk_score
 from gradveil.risk.jacobians import Jacobian, gradient_jacobian, jacobian_of
-from gradveil.risk.layered import layered_gram
+from gradveil.risk.layered import layered_gram, layered_push
 from gradveil.risk.spectra import Spectrum, choose_mode, spectrum
 
 ALPHA = 0.95  # near the scores of untrained networks, where InvRE is most sensitive
@@ -193,3 +198,58 @@ def test_wrong_requests_are_answered() -> None:
         spectrum(jacobian, mode="leading", leading=0)
     assert choose_mode(jacobian) == "dense"
     assert choose_mode(make("lenet", (3, 32, 32))) == "gram"
+    assert choose_mode(make("resnet18", (3, 32, 32))) == "leading", "on a CPU"
+
+
+def test_products_by_layers_are_the_ordinary_ones_and_are_checked(monkeypatch: pytest.MonkeyPatch) -> None:
+    for jacobian in (odd(outside=False), make("resnet20", (3, 8, 8))):
+        directions = torch.randn((3, jacobian.inputs), generator=Seed(4).generator("v"), dtype=torch.float64)
+        plain = jacobian.push(directions)
+        assert torch.allclose(layered_push(jacobian)(directions), plain, atol=1e-12 * float(plain.norm()))
+    monkeypatch.setattr(lanczos, "BY_LAYERS", 0)
+    for outside in (False, True):  # the second is missed by layers, so that the ordinary products must be taken
+        jacobian = odd(outside=outside)
+        found = spectrum(jacobian, mode="leading", leading=4)
+        exact = torch.linalg.svdvals(full(jacobian))
+        assert torch.allclose(found.values, exact[: len(found.values)], atol=1e-6 * float(exact[0]))
+
+
+def test_single_precision_gram_is_summed_in_double() -> None:
+    exact, single = make("lenet", (3, 12, 12)), single_precision("lenet", (3, 12, 12))
+    found, rough = spectrum(exact, mode="gram"), spectrum(single, mode="gram")
+    top = float(found.values[0])
+    # Summed in single precision, values below about 3e-4 of the largest would drown: their squares are below its rounding.
+    assert float((found.values - rough.values).abs().max()) < 1e-5 * top
+    assert risk_score(rough, alpha=ALPHA).invre == pytest.approx(risk_score(found, alpha=ALPHA).invre, abs=1e-5)
+
+
+def single_precision(spelling: str, shape: tuple[int, ...]) -> Jacobian:
+    model = build_model(spelling, input_shape=shape, classes=5, seed=Seed(3))
+    learner = Learner.of(model, loss_by_name("cross_entropy"))
+    point = make(spelling, shape).at.float()
+    return gradient_jacobian(learner, point, torch.tensor(2), dtype=torch.float32)
+
+
+def test_an_embedding_that_is_wider_than_the_input_has_its_gram_by_columns(monkeypatch: pytest.MonkeyPatch) -> None:
+    bottom, _ = split_model(build_model("resnet20", input_shape=(3, 8, 8), classes=5, seed=Seed(3)), "cut1")
+    learner = EmbeddingLearner.of_bottom(bottom, loss_by_name("cross_entropy"))
+    record = torch.rand((3, 8, 8), generator=Seed(5).generator("x"))
+    jacobian = replace(gradient_jacobian(learner, record, torch.tensor(2)), working_bytes=2**17)
+    assert jacobian.learner is None and jacobian.outputs > jacobian.inputs
+    exact = torch.linalg.svdvals(full(jacobian))
+    by_columns = spectrum(jacobian, mode="gram")
+    assert torch.allclose(by_columns.values, exact, atol=1e-7 * float(exact[0]))
+    monkeypatch.setattr(spectra, "COLUMN_BYTES", 0)
+    assert torch.allclose(spectrum(jacobian, mode="gram").values, exact, atol=1e-7 * float(exact[0]))
+    assert risk_score(spectrum(jacobian, mode="leading"), alpha=ALPHA).invre == pytest.approx(
+        risk_score(by_columns, alpha=ALPHA).invre, abs=0.02
+    )
+
+
+def test_products_one_by_one_equal_mapped_ones() -> None:
+    jacobian = make("mlp", (1, 4, 4))
+    directions = torch.randn((3, jacobian.inputs), generator=Seed(4).generator("v"), dtype=torch.float64)
+    alone = replace(jacobian, working_bytes=1)
+    assert torch.allclose(alone.push(directions), jacobian.push(directions), rtol=1e-12)
+    pushed = jacobian.push(directions)
+    assert torch.allclose(alone.pull(pushed), jacobian.pull(pushed), rtol=1e-12)
