@@ -1,0 +1,36 @@
+"""Risk in what an audit prints: a column and its meaning, and every record's score in JSON."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gradveil.cli.results import print_results, results_as_dict
+from tests.unit.report.example_results import make_results
+from tests.unit.report.test_report_certificates import change
+
+
+def test_the_table_has_the_mean_and_the_most_and_says_what_they_mean(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    print_results(make_results(tmp_path))
+    said = capsys.readouterr().out
+    assert "InvRE" in said and "0.44, ≤ 0.54" in said
+    assert "does not acquit" in " ".join(said.split())
+
+
+def test_json_has_every_score_with_and_without_the_defense(tmp_path: Path) -> None:
+    row = results_as_dict(make_results(tmp_path))["cells"][3]
+    assert row["defense"] == "gaussian_noise(std=0.1)" and len(row["risk"]["records"]) == 16
+    assert row["risk"]["defended"]["mean"] < row["risk"]["undefended"]["mean"]
+    assert row["risk"]["defended"]["mode"] == "leading" and set(row["risk"]["spearman"]) == {"value", "p"}
+
+
+def test_without_scores_there_is_no_column(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    def without(cell: dict[str, Any]) -> None:
+        cell["risk"] = None
+
+    folder = change(make_results(tmp_path), without)
+    print_results(folder)
+    assert "InvRE" not in capsys.readouterr().out
+    assert {row["risk"] for row in results_as_dict(folder)["cells"]} == {None}
