@@ -19,14 +19,15 @@ import platform
 import subprocess
 import sys
 import time
+from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
-from risk_scenes import ITERATIONS, Place, attacked, defended, defended_embedding, risks
-from risk_tables import tables
+from risk_scenes import ITERATIONS, Place, attacked, defended, defended_embedding, risks  # type: ignore[import-not-found]
+from risk_tables import tables  # type: ignore[import-not-found]
 
 from gradveil.defenses import DEFENSES
 
@@ -119,7 +120,8 @@ def _figures7and8() -> list[Part]:
     found = [Part("fig7-none", "defense", "none", (0, DEFENDED))]
     for name in (*LADDERS, *(name for name in GUIDED if name in DEFENSES.names())):
         setting, strengths = LADDERS.get(name, ("", ()))
-        rungs = [{setting: value} for value in strengths] or list(DEFENSES.card(name).ladder)
+        rungs: list[Mapping[str, Any]] = [{setting: value} for value in strengths]
+        rungs = rungs or list(DEFENSES.card(name).ladder)
         for index, rung in enumerate(rungs):
             told = ", ".join(f"{key}={value!r}" for key, value in rung.items())
             found.append(Part(f"fig7-{name}-{index}", "defense", f"{name}({told})", (0, DEFENDED)))

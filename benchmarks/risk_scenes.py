@@ -225,8 +225,11 @@ def defended(spelling: str, place: Place, rows: list[int], steps: int) -> dict[s
     for index, row in enumerate(rows):
         release = defended_release(learner, batch.inputs[index], batch.targets[index], defense, Seed(row))
         measured = spectrum(release.jacobian, mode="gram", seed=Seed(row))
-        noise = {"data_noise": release.data_noise, "shared_noise": release.shared_noise}
-        scores = {form: risk_score(measured, alpha=alpha, noise_form=form, **noise) for form in ("paper", "inverse")}
+        on_data, on_shared = release.noise_on("data", measured), release.noise_on("shared", measured)
+        scores = {
+            form: risk_score(measured, alpha=alpha, noise_form=form, data_noise=on_data, shared_noise=on_shared)
+            for form in ("paper", "inverse")
+        }
         records.append({"row": row, "paper": scores["paper"].invre, "inverse": scores["inverse"].invre})
         notes |= {*release.notes, *measured.notes}
     observations = [observe(learner, batch, i, defense, Seed(row)) for i, row in enumerate(rows)]

@@ -306,5 +306,11 @@ def _projections_only(gram: np.ndarray, point: np.ndarray) -> tuple[Tensor, Tens
 def _leading(jacobian: Jacobian, wanted: int, generator: torch.Generator) -> Spectrum:
     led = leading_triplets(jacobian, wanted, generator)
     found = _finish(jacobian, led.values, led.projections, "leading", led.frobenius)
-    tail = {"tail_ranks": led.tail_ranks, "tail_energy": led.tail_energy, "tail_values": led.tail_values}
-    return replace(found, right=led.right, notes=led.notes, **tail)
+    return replace(
+        found,
+        right=led.right,
+        tail_ranks=led.tail_ranks,
+        tail_energy=led.tail_energy,
+        tail_values=led.tail_values,
+        notes=led.notes,
+    )
