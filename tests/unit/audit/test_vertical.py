@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,7 @@ from gradveil.audit.cells import Cell
 from gradveil.audit.estimate import estimate_plan
 from gradveil.audit.measure import run_cell
 from gradveil.audit.plan import Plan
+from gradveil.audit.run import run_audit
 from gradveil.audit.subjects import build_learner, build_subject, load_cell_data
 from gradveil.audit.utility_settings import UtilitySettings
 from gradveil.defenses import build_defense
@@ -18,6 +20,8 @@ from gradveil.errors import UsageError
 from gradveil.learning import EmbeddingLearner, Learner
 from gradveil.models import build_model, split_model
 from gradveil.randomness import Seed
+from gradveil.records import ThreatModel
+from gradveil.report import write_report
 from gradveil.report.words import setting_words
 from tests.unit.audit.small import digits
 
@@ -171,3 +175,20 @@ def test_a_captured_update_is_no_embedding(tmp_path: Path) -> None:
 
 def test_data_is_loaded_whole() -> None:
     assert load_cell_data(CELL).input_shape == digits().input_shape
+
+
+def test_the_report_of_a_mixed_run_shows_both_kinds_of_row(tmp_path: Path) -> None:
+    plan = Plan.default(
+        data=["digits"],
+        model=[LENET],
+        cut=["none", "cut1"],
+        defense=["none"],
+        records=2,
+        ensemble=["inverting_gradients(steps=5, objective='l2')"],
+    )
+    result = run_audit(plan, tmp_path, workers=1)
+    assert [cell["cell"]["cut"] for cell in result.cells] == ["", "cut1"]
+    page = html.unescape(write_report(result.out).read_text(encoding="utf-8"))
+    assert "vertical, cut1" in page and "sharing an embedding" in page
+    assert "Settings of this run differ in what the attacker sees" in page
+    assert all(ThreatModel(sees=sees).describe()[0] in page for sees in ("update", "embedding"))  # type: ignore[arg-type]

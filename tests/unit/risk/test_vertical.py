@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 import torch
 from torch import nn
 
+from gradveil.cli.entry import main
 from gradveil.data.public import public_images
 from gradveil.defenses import build_defense
 from gradveil.learning import EmbeddingLearner, loss_by_name
@@ -70,3 +73,43 @@ def test_noise_on_the_embedding_lowers_the_score() -> None:
     kinds = ("none", "embedding_noise(delta=1.0)", "embedding_noise(delta=100.0)")
     means = [assess(party("cut3"), batch, build_defense(kind), alpha=ALPHA).mean for kind in kinds]
     assert means[0] > means[1] > means[2]
+
+
+def test_command_ranks_cuts_beside_the_update(capsys: pytest.CaptureFixture[str]) -> None:
+    base = ["risk", "--data", "digits", "--records", "2", "--quiet", "--model", "lenet(activation='relu')", "--json"]
+    assert main([*base, "--cut", "none", "--cut", "cut1", "--cut", "cut3", "--defense", "embedding_noise(delta=100.0)"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    names = {(each["model"], each["defense"]) for each in found["assessments"]}
+    lenet, noise = "lenet(activation='relu')", "embedding_noise(delta=100.0)"
+    assert names == {
+        (lenet, "none"),
+        (f"{lenet} · cut1", "none"),
+        (f"{lenet} · cut1", noise),
+        (f"{lenet} · cut3", "none"),
+        (f"{lenet} · cut3", noise),
+    }, "the noise has no place where an update is sent"
+    assert [row["mean_invre"] for row in found["ranking"]] == sorted(row["mean_invre"] for row in found["ranking"])
+    assert found["ranking"][0]["defense"] == noise
+
+
+def test_command_scores_the_part_of_one_party(capsys: pytest.CaptureFixture[str]) -> None:
+    base = ["risk", "--data", "digits", "--records", "1", "--quiet", "--model", "lenet(activation='relu')", "--json"]
+    found = []
+    for party in ("0", "1"):
+        assert main([*base, "--cut", "cut1", "--parts", "left_right", "--party", party]) == 0
+        found.append(json.loads(capsys.readouterr().out)["assessments"][0]["records"][0])
+    assert found[0]["row"] == found[1]["row"] and found[0]["score"] != found[1]["score"]
+
+
+@pytest.mark.parametrize(
+    ("options", "sentence"),
+    [
+        (["--cut", "cut7"], "no cut 'cut7'"),
+        (["--cut", "cut1", "--party", "1"], "no party 1"),
+        (["--cut", "cut1", "--defense", "pruning(rate=0.9)"], "only embeddings leave a party"),
+        (["--defense", "embedding_noise"], "only vertical learning sends"),
+    ],
+)
+def test_command_refuses_in_one_sentence(options: list[str], sentence: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["risk", "--data", "digits", "--records", "1", "--quiet", *options]) == 2
+    assert sentence in capsys.readouterr().err
