@@ -67,6 +67,14 @@ class ModelSpec:
             tensors[name] = TensorSpec(tuple(value.shape), value.dtype, role)
         return cls(tensors)
 
+    def joined(self, buffers: Named) -> ModelSpec:
+        """Return the specification with further buffers, such as running statistics that travel beside the model."""
+        more = {
+            name: TensorSpec(tuple(value.shape), value.dtype, Role.BUFFER if value.is_floating_point() else Role.COUNTER)
+            for name, value in buffers.items()
+        }
+        return ModelSpec({**self.tensors, **more})
+
     def named(self, role: Role) -> dict[str, TensorSpec]:
         """Return the tensors of one role."""
         return {name: spec for name, spec in self.tensors.items() if spec.role is role}
@@ -145,6 +153,7 @@ class ThreatModel:
         rounds: How many rounds of updates on the same data are seen.
         knows: What is known beside the updates.
         active: False for a server that follows the protocol and watches; True for one that alters the model it sends.
+        batch_norm: One sentence about the BatchNorm statistics of the model in question; empty where nobody looked.
         sees: ``update`` of a client's weights; ``embedding`` that a party of vertical learning sends for a prediction;
             ``embedding_gradient``: in training, the embedding and the gradient of it that comes back.
     """
@@ -153,6 +162,7 @@ class ThreatModel:
     rounds: int = 1
     knows: frozenset[Knowledge] = ORDINARY
     active: bool = False
+    batch_norm: str = ""
     sees: Literal["update", "embedding", "embedding_gradient"] = "update"
 
     def describe(self) -> list[str]:
@@ -179,6 +189,7 @@ class ThreatModel:
             seen[self.sees],
             f"The attacker knows: {'; '.join(known) or 'nothing else'}.",
             f"The attacker does not know: {'; '.join(unknown) or 'nothing is withheld'}.",
+            *([self.batch_norm] if self.batch_norm else []),
             "The attacker alters the model it sends." if self.active else "The attacker follows the protocol and only watches.",
         ]
 

@@ -1,6 +1,7 @@
 """Attacks: everything an attacker can do with what it saw. Never imports data, defenses or federation."""
 
 from gradveil.attacks.base import ATTACKS, Attack, AttackCard, Desk, launch
+from gradveil.attacks.batch_statistics import BatchStatistics
 from gradveil.attacks.deep_leakage import DLG, IDLG
 from gradveil.attacks.ensembles import ENSEMBLES, Ensemble, informed_twins, line_up, resolve
 from gradveil.attacks.feature_inversion import FeatureInversion
@@ -17,6 +18,7 @@ __all__ = [
     "IDLG",
     "Attack",
     "AttackCard",
+    "BatchStatistics",
     "Desk",
     "Ensemble",
     "FeatureInversion",

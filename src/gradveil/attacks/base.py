@@ -114,6 +114,8 @@ def knowledge_needed(attack: Attack, observation: Observation) -> frozenset[Know
     needed = set(attack.card.needs)
     if getattr(attack, "stance", "plain") in USES_THE_DEFENSE:
         needed.add(Knowledge.DEFENSE)
+    if getattr(attack, "statistics", 0):
+        needed.add(Knowledge.BN_STATISTICS)
     if observation.learner.settings.shares == "weights":
         needed.add(Knowledge.LEARNING_RATE)
     return frozenset(needed)

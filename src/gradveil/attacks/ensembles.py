@@ -14,6 +14,7 @@ import torch
 
 from gradveil.attacks.adaptive import STANCES, stances_for
 from gradveil.attacks.base import ATTACKS, Attack, Desk
+from gradveil.attacks.batch_statistics import with_statistics
 from gradveil.attacks.deep_leakage import DLG, IDLG
 from gradveil.attacks.feature_inversion import FeatureInversion
 from gradveil.attacks.inverting_gradients import InvertingGradients
@@ -190,7 +191,10 @@ def resolve(spelling: str, sees: str = "update") -> Ensemble:
 
 
 def line_up(ensemble: Ensemble, observation: Observation, desk: Desk) -> list[Attack]:
-    """Return the attacks to launch: every member that applies, in every stance that makes sense for what was seen."""
+    """Return the attacks to launch: every member that applies, in every stance that makes sense for what was seen.
+
+    Where the threat model grants BatchNorm statistics and the upload carries them, matching recipes run with them as well.
+    """
     possible = stances_for(observation, desk)
     attacks: list[Attack] = []
     for member in ensemble.members:
@@ -203,9 +207,11 @@ def line_up(ensemble: Ensemble, observation: Observation, desk: Desk) -> list[At
             # The informed search would be the plain one step by step; what the defense's attacker adds comes with
             # `informed_twins`.
             stances = [stance for stance in stances if stance != "informed"]
-        attacks += [
+        here = [
             replace(member.attack, stance=stance) if hasattr(member.attack, "stance") else member.attack for stance in stances
         ]
+        more = [with_statistics(attack, observation) for attack in here if getattr(attack, "stance", "") in ("plain", "informed")]
+        attacks += [*here, *(attack for attack in more if attack is not None)]
     return attacks
 
 

@@ -40,6 +40,7 @@ class Cell:
         optimizer: Of the local steps.
         learning_rate: Of the local steps.
         known_labels: Whether the attacker is given the labels.
+        bn_statistics: Whether uploads carry BatchNorm statistics, which the attacker then uses.
         steps: Cap on optimisation steps per recipe; 0 leaves the ensemble's own.
         execution: ``auto``, ``batched``, ``looped``, ``captured``, ``compiled``.
         device: ``cpu`` or ``cuda``.
@@ -69,6 +70,7 @@ class Cell:
     optimizer: str = "sgd"
     learning_rate: float = 0.01
     known_labels: bool = False
+    bn_statistics: bool = False
     steps: int = 0
     execution: str = "auto"
     device: str = "cpu"

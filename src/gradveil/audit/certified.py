@@ -24,6 +24,7 @@ __all__ = ["certificate_of_cell", "certify", "guarantee_of", "matching_attack"]
 MOST_REPLAYS = 5000
 """Local steps that the matching attack may replay, over all candidates and rounds; beyond it would outlast the audit."""
 TRAINED = "the model was trained on the audited records without noise, so it may reveal them beside the update"
+STATISTICS = "running statistics of BatchNorm are sent as they are; set bn_statistics = false, or use a model with GroupNorm"
 EMBEDDED = "an embedding is sent, and only updates of weights are accounted for here"
 
 
@@ -35,6 +36,8 @@ def guarantee_of(subject: Subject) -> Guarantee:
         fault = TRAINED
     if cell.cut:
         fault = EMBEDDED
+    if subject.learner.running:
+        fault = STATISTICS
     return privacy_of_updates(
         subject.defense,
         cell.training(),

@@ -96,6 +96,8 @@ def _why_not(subject: Subject) -> str:
         return "it is counted for one record in one update only"
     if isinstance(parts[-1], DPSGD) and cell.shares != "gradient":
         return "noise in each local step bends the path of the next, so the law of the update is not Gaussian"
+    if subject.learner.running:
+        return "running statistics of BatchNorm are sent beside the noisy update, as they are"
     return ""
 
 

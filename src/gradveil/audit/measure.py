@@ -145,7 +145,7 @@ def _judge(
     record = {
         "cell": {**subject.cell.as_dict(), "ensemble": ensemble.name, "threads": torch.get_num_threads()},
         "defense": _describe_defense(subject),
-        "threat": subject.cell.threat().as_dict(),
+        "threat": subject.targets[0].observation.threat.as_dict(),
         "n": len(subject.positions),
         "candidates": len(subject.candidates),
         "chance": 1 / len(subject.candidates),

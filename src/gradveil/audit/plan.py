@@ -63,6 +63,7 @@ class Plan:
         optimizer: ``sgd`` or ``adam``.
         learning_rate: Of the local steps.
         known_labels: Whether the attacker is given the labels.
+        bn_statistics: Whether uploads carry BatchNorm statistics, which the attacker then uses; needs ``batch_norm = train``.
         model: Built-in spellings or ``module:factory``.
         weights: One weights file for all models, or one for each.
         state: ``untrained``, ``given``, ``trained(steps=N)``; empty means given where there are weights, else untrained.
@@ -96,6 +97,7 @@ class Plan:
     optimizer: str = "sgd"
     learning_rate: float = 0.01
     known_labels: bool = False
+    bn_statistics: bool = False
     model: tuple[str, ...] = ("lenet",)
     weights: tuple[str, ...] = ()
     state: tuple[str, ...] = ()
@@ -218,6 +220,8 @@ class Plan:
         if self.cut:
             look_up(self.parts, DIVISIONS.build)
         self._check_files()
+        if self.bn_statistics and self.batch_norm != "train":
+            raise UsageError("bn_statistics: with batch_norm = 'eval' statistics stay as they are; set batch_norm = 'train'")
         self._check_limits()
         self._check_utility()
         find_device(self.device)
@@ -331,6 +335,7 @@ class Plan:
             "optimizer": self.optimizer,
             "learning_rate": self.learning_rate,
             "known_labels": self.known_labels,
+            "bn_statistics": self.bn_statistics,
             "steps": self.steps,
             "execution": self.execution,
             "risk": self.risk,

@@ -127,6 +127,7 @@ KEYS = (
     _key("training", "optimizer", _choice("sgd", "adam"), "of the local steps"),
     _key("training", "learning_rate", _positive, "of the local steps"),
     _key("training", "known_labels", _flag, "whether the attacker is given the true labels"),
+    _key("training", "bn_statistics", _flag, "whether uploads carry BatchNorm statistics, which the attacker then uses"),
     _key("grid", "model", _named, "built-in model with settings, or module:factory", many=True),
     _key("grid", "weights", _text, "weights file; one for all models, or one per model", many=True),
     _key("grid", "state", _named, "untrained, given (with weights), or trained(steps=200)", many=True),

@@ -5,6 +5,7 @@ This is the only place where truth and observation meet; attacks receive the obs
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
@@ -22,8 +23,9 @@ from gradveil.errors import UsageError
 from gradveil.federation.parties import send
 from gradveil.learning import Learner, loss_by_name
 from gradveil.models import build_model
+from gradveil.models.batch_norm import batch_norm_layers
 from gradveil.randomness import Seed
-from gradveil.records import Batch, Knowledge, Observation, Payload, Update
+from gradveil.records import Batch, Knowledge, Observation, Payload, ThreatModel, Update
 from gradveil.registry import parse_call
 from gradveil.tensors import Named
 
@@ -141,6 +143,8 @@ def build_learner(cell: Cell, dataset: Dataset, defense: Defense) -> Learner:
     loss = loss_by_name(cell.loss)
     loss = adapted.adapt_loss(loss) if adapted.adapt_loss else loss
     learner = Learner.of(adapted.model, loss, cell.training().replace(clients=1)).to(torch.device(cell.device))
+    if not cell.bn_statistics:
+        learner = learner.replace(running={})
     per_client = cell.batch_size
     noise = {
         name: torch.zeros((cell.training().steps(per_client), per_client, *shape), device=cell.device)
@@ -242,7 +246,7 @@ def _target(
         input_shape=tuple(batch.inputs.shape[1:]),
         classes=classes if cell.cut else _classes(learners[0], batch),
         examples=len(batch),
-        threat=cell.threat(),
+        threat=_threat(cell, learners[0]),
         adversary=defense.adversary(),
         labels=moved.targets if cell.known_labels else None,
         public=public if Knowledge.PUBLIC_DATA in cell.threat().knows else None,
@@ -274,8 +278,27 @@ def _send(
             if round_index == 0:
                 trained.append(result.trained_batch.inputs)
         mean = {n: torch.stack([d.weights[n] for d in decoded]).mean(0).detach() for n in decoded[0].weights}
-        updates.append(Update(mean, examples=len(batch), round=round_index))
+        statistics = {n: torch.stack([d.buffers[n] for d in decoded]).double().mean(0) for n in decoded[0].buffers}
+        buffers = {n: value.to(decoded[0].buffers[n].dtype) for n, value in statistics.items()}
+        updates.append(Update(mean, examples=len(batch), round=round_index, buffers=buffers))
     return tuple(updates), tuple(payloads), torch.cat(trained), _measured([state for state in states if state is not None])
+
+
+def _threat(cell: Cell, learner: Learner) -> ThreatModel:
+    """Return who attacks, with what BatchNorm of this model gives away: statistics are known only where there are any."""
+    threat, layers = cell.threat(), batch_norm_layers(learner.model)
+    if cell.cut:
+        return threat  # an embedding is seen, and no upload of a model
+    if learner.running:
+        told = "Uploads carry the running statistics of BatchNorm, and the attacker uses them."
+        return dataclasses.replace(threat, knows=threat.knows | {Knowledge.BN_STATISTICS}, batch_norm=told)
+    if not layers:
+        told = "The model has no BatchNorm, so there are no statistics that uploads could carry."
+    elif cell.batch_norm == "eval":
+        told = "Clients train with fixed BatchNorm statistics, so uploads carry none."
+    else:
+        told = "Uploads are taken to carry no BatchNorm statistics; most federations send them, and they help the attacker."
+    return dataclasses.replace(threat, batch_norm=told)
 
 
 def _measured(states: list[Named]) -> dict[str, float]:

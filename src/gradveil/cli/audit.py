@@ -28,6 +28,7 @@ LIMIT_HELP = "Exit with 1 if the upper confidence bound is beyond, as in 'identi
 KNOWN_HELP = "Give the attacker the true labels; data with masks needs it."
 CUT_HELP = "Vertical learning: where the model is cut, as in cut1; none is horizontal learning beside it; repeatable."
 PARTS_HELP = "Who owns which features of a cut model: whole, left_right, top_bottom, columns(parties=2)."
+STATISTICS_HELP = "Uploads carry BatchNorm statistics, and the attacker uses them; needs --batch-norm train."
 RISK_HELP = "Exposure without an attack, in every cell: auto, off, or a mode (dense, gram, leading)."
 
 
@@ -45,6 +46,8 @@ def audit(
     parts: Annotated[str | None, typer.Option(help=PARTS_HELP)] = None,
     loss: Annotated[str | None, typer.Option(help="Registered loss or module:function.")] = None,
     known_labels: Annotated[bool | None, typer.Option("--known-labels", help=KNOWN_HELP, show_default=False)] = None,
+    batch_norm: Annotated[str | None, typer.Option(help="eval or train: statistics that BatchNorm uses.")] = None,
+    bn_statistics: Annotated[bool | None, typer.Option("--bn-statistics", help=STATISTICS_HELP, show_default=False)] = None,
     ensemble: Annotated[Texts, typer.Option(help="quick, standard, or one attack; repeatable.")] = None,
     records: Annotated[int | None, typer.Option(help="How many records are attacked.")] = None,
     utility: Annotated[int | None, typer.Option(metavar="ROUNDS", help=UTILITY_HELP)] = None,
@@ -82,6 +85,8 @@ def audit(
         "records": records,
         "loss": loss,
         "known_labels": known_labels,
+        "batch_norm": batch_norm,
+        "bn_statistics": bn_statistics,
         "seed": seed,
         "device": device,
         "risk": risk,

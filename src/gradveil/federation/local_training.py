@@ -79,22 +79,22 @@ class ClientLearner(Learner):
     """A learner that only trains: plain autograd, and running statistics where asked for.
 
     Attributes:
-        running: Follows the forward passes of training, and no others.
+        tracker: Follows the forward passes of training, and no others.
     """
 
-    running: RunningStatistics | None = None
+    tracker: RunningStatistics | None = None
 
     @classmethod
-    def from_learner(cls, learner: Learner, running: RunningStatistics | None) -> ClientLearner:
+    def from_learner(cls, learner: Learner, tracker: RunningStatistics | None) -> ClientLearner:
         """Return the same training as ``learner``, in one go."""
-        return cls(**{f.name: getattr(learner, f.name) for f in dataclasses.fields(Learner)}, running=running)
+        return cls(**{f.name: getattr(learner, f.name) for f in dataclasses.fields(Learner)}, tracker=tracker)
 
     def gradient(self, weights: Named, inputs: Tensor, targets: Tensor, noise: Named | None = None) -> Named:
         """Return the gradient of the batch loss with respect to the weights."""
         if self.per_example:  # called under vmap, where plain autograd cannot go
             return super().gradient(weights, inputs, targets, noise)
         leaves = {name: value.detach().requires_grad_() for name, value in weights.items()}
-        with torch.enable_grad(), self.running.watching(self.model) if self.running else contextlib.nullcontext():
+        with torch.enable_grad(), self.tracker.watching(self.model) if self.tracker else contextlib.nullcontext():
             loss = self.objective(leaves, inputs, targets, noise)
         found = torch.autograd.grad(loss, list(leaves.values()), allow_unused=True, materialize_grads=True)
         return dict(zip(leaves, found, strict=True))

@@ -17,6 +17,7 @@ from gradveil.defenses.base import HOOKS, ClientView, Defense, State
 from gradveil.defenses.chain import parts_of
 from gradveil.errors import BadUpdate, UsageError
 from gradveil.federation.client import run_client
+from gradveil.federation.local_training import LocalTraining
 from gradveil.learning.embedding import EMBEDDING, EMBEDDING_GRADIENT, EmbeddingLearner
 from gradveil.learning.learner import Learner
 from gradveil.models.base import build_model, sealed_randomness
@@ -278,5 +279,8 @@ def send(
         own = run_party(learner, batch, defense, seed, state=state, round_index=round_index, public=public)
         read = read_embedding(own.payload, learner, tuple(batch.inputs.shape[1:]))
         return Sent(own.payload, read, own.state, own.trained_batch)
-    result = run_client(learner, batch, defense, seed, state=state, round_index=round_index, public=public)
-    return Sent(result.payload, defense.decode(result.payload, ModelSpec.of(learner.model)), result.state, result.trained_batch)
+    # Running statistics travel with the update where the learner was given any to move.
+    local = LocalTraining(buffers=learner.running) if learner.running else None
+    result = run_client(learner, batch, defense, seed, state=state, round_index=round_index, public=public, local=local)
+    read = defense.decode(result.payload, ModelSpec.of(learner.model).joined(learner.running))
+    return Sent(result.payload, read, result.state, result.trained_batch)

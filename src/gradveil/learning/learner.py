@@ -20,6 +20,7 @@ from torch.func import functional_call, grad, vmap
 from gradveil import tensors
 from gradveil.learning.losses import Loss
 from gradveil.learning.settings import TrainingSettings
+from gradveil.learning.statistics import batch_statistics, blend, running_statistics
 from gradveil.models.batch_norm import set_batch_norm_mode
 from gradveil.tensors import Named
 
@@ -42,6 +43,7 @@ class Learner:
         noise: Random tensors an adapted model draws, handed in as keyword arguments; leading axis is the step.
         per_example: Whether gradient hooks see one gradient per example (leading axis) and return one gradient.
         rate_factor: What the learning rate is multiplied with; a tensor where an attacker fits it.
+        running: Running statistics of BatchNorm that training moves but does not use; empty unless it uses the batch's.
     """
 
     model: nn.Module
@@ -52,6 +54,7 @@ class Learner:
     noise: Named = field(default_factory=dict)
     per_example: bool = False
     rate_factor: float | Tensor = 1.0
+    running: Named = field(default_factory=dict)
 
     @classmethod
     def of(cls, model: nn.Module, loss: Loss, settings: TrainingSettings | None = None) -> Learner:
@@ -60,7 +63,8 @@ class Learner:
         structure = set_batch_norm_mode(copy.deepcopy(model), settings.batch_norm)
         weights = tensors.detach(dict(structure.named_parameters()))
         buffers = {name: value.detach().clone() for name, value in structure.named_buffers()}
-        return cls(structure.requires_grad_(False), weights, buffers, loss, settings)
+        running = running_statistics(model) if settings.batch_norm == "train" else {}
+        return cls(structure.requires_grad_(False), weights, buffers, loss, settings, running=running)
 
     def replace(self, **changes: Any) -> Learner:
         """Return a copy with some fields changed."""
@@ -73,6 +77,7 @@ class Learner:
             weights=tensors.to(self.weights, target),
             buffers=tensors.to(self.buffers, target),
             noise=tensors.to(self.noise, target),
+            running=tensors.to(self.running, target),
         )
 
     @property
@@ -136,6 +141,29 @@ class Learner:
             gradient = self._hooked_gradient(step, weights, x, y, self.noise_at(step, chosen), hook)
             weights, memory = optimizer_step(self.settings, step, weights, gradient, memory, self.rate_factor)
         return tensors.sub(self.weights, weights)
+
+    def statistics(self, inputs: Tensor, targets: Tensor) -> Named:
+        """Return the BatchNorm statistics that an upload from these examples reveals, as `recover_statistics` recovers them.
+
+        Of several clients their mean; after several local steps the weighted mean over the undefended steps.
+        """
+        size = inputs.shape[0] // self.settings.clients
+        starts = range(0, self.settings.clients * size, size)
+        many = [self._one_statistics(inputs[at : at + size], targets[at : at + size]) for at in starts]
+        return many[0] if len(many) == 1 else {name: value.mean(0) for name, value in tensors.stack(many).items()}
+
+    def _one_statistics(self, inputs: Tensor, targets: Tensor) -> Named:
+        steps = 1 if self.settings.shares == "gradient" else self.settings.steps(inputs.shape[0])
+        weights, memory = dict(self.weights), optimizer_memory(self.settings, self.weights)
+        found = []
+        for step in range(steps):
+            chosen = self.settings.minibatch_indices(step, inputs.shape[0])
+            x, y = (inputs, targets) if chosen is None else (inputs[chosen], targets[chosen])
+            found.append(batch_statistics(self, weights, x, self.noise_at(step, chosen)))
+            if step + 1 < steps:
+                gradient = self.gradient(weights, x, y, self.noise_at(step, chosen))
+                weights, memory = optimizer_step(self.settings, step, weights, gradient, memory, self.rate_factor)
+        return blend(self, found)
 
     def _hooked_gradient(
         self, step: int, weights: Named, inputs: Tensor, targets: Tensor, noise: Named, hook: GradientHook | None
