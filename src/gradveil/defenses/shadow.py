@@ -33,7 +33,7 @@ from gradveil.tensors import Named, check_finite
 __all__ = ["Shadow"]
 
 TERMS = Terms()
-QUICK_STEPS = 20
+QUICK_CODES, QUICK_FITS = 10, 1
 TOGETHER = 64
 """Most images whose latent codes are fitted at once, and most of a minibatch that is imagined at once: memory."""
 
@@ -242,8 +242,9 @@ class Shadow(Defense):
         return foreground_map(saliency, self.foreground, self.temperature)
 
     def quick(self) -> Shadow:
-        """Return the same with few steps per latent code."""
-        return dataclasses.replace(self, latent_steps=min(self.latent_steps, QUICK_STEPS))
+        """Return the same with few steps per latent code and one of fine-tuning."""
+        steps = {"latent_steps": min(self.latent_steps, QUICK_CODES), "fit_steps": min(self.fit_steps, QUICK_FITS)}
+        return dataclasses.replace(self, **steps)
 
     def adversary(self) -> OpenAdversary:
         """Return the attacker who makes noise by the same recipe and takes it off."""

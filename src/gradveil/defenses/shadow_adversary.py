@@ -56,7 +56,7 @@ class ShadowAdversary(OpenAdversary):
     """
 
     defense: Shadow
-    iterations: int = 3
+    iterations: int = 2
     starts: int = 3
 
     def incomplete_for(self, observation: Observation) -> bool:

@@ -181,7 +181,7 @@ def test_fine_tuning_lowers_its_loss_and_moves_synthesis_alone(only: str) -> Non
 
     def loss(at: Named) -> float:
         pictures = imagine(network, styles_of(network, codes), at, given.inputs)
-        return float(shadow_loss(pictures, given.inputs, given.targets, own, {}, real, terms))
+        return float(shadow_loss(pictures, given.inputs, given.targets, own, {}, real, terms).detach())
 
     tuned = fine_tune(network, weights, codes, given.inputs, given.targets, own, {}, real, terms=terms, steps=10, rate=5e-3)
     assert loss(tuned) < loss(weights)
