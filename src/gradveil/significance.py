@@ -82,7 +82,7 @@ def _exact(doubled: Sequence[int], smaller: int) -> float:
     for rank in doubled:
         for total in range(len(ways) - 1, rank - 1, -1):
             ways[total] += ways[total - rank]
-    return min(1.0, 2 * sum(ways[: smaller + 1]) / 2 ** len(doubled))
+    return min(1.0, 2.0 * sum(ways[: smaller + 1]) / float(2 ** len(doubled)))
 
 
 def _approximate(doubled: Sequence[int], smaller: int) -> float:

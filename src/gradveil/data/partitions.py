@@ -10,7 +10,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -142,7 +142,8 @@ class Sizes(Partition):
 
     def __post_init__(self) -> None:
         """Check the settings."""
-        given = self.sizes if isinstance(self.sizes, (tuple, list)) else (self.sizes,)
+        asked: Any = self.sizes  # spelled by people, so of any type
+        given = asked if isinstance(asked, (tuple, list)) else (asked,)
         if not given or any(isinstance(size, bool) or not isinstance(size, int) or size < 1 for size in given):
             raise UsageError(f"sizes: sizes is {self.sizes!r}; give whole numbers above 0, as in sizes(sizes=[8, 32, 128])")
         object.__setattr__(self, "sizes", tuple(given))

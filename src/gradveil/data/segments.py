@@ -39,7 +39,7 @@ class Source:
         from PIL import Image
 
         with Image.open(shipped_file("skimage", self.path)) as image:
-            grey = np.asarray(image.convert("L"), dtype=np.float32) / 255
+            grey = np.asarray(image.convert("L"), dtype=np.float32) / np.float32(255)
         threshold = otsu_threshold(grey)
         return grey, grey <= threshold if self.dark else grey > threshold
 

@@ -94,7 +94,7 @@ def among_nearest(rank: Tensor, k: int) -> Tensor:
 
 def _directions(features: Tensor) -> Tensor:
     flat = features.detach().double().flatten(1)
-    return flat / flat.norm(dim=1, keepdim=True).clamp_min(1e-300)
+    return flat / flat.square().sum(dim=1, keepdim=True).sqrt().clamp_min(1e-300)
 
 
 def _as_near(guesses: Tensor, pool: Tensor, own: Tensor) -> Tensor:

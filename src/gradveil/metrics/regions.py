@@ -106,5 +106,5 @@ def _cut(
     if not (0 <= top < bottom <= height and 0 <= left < right <= width):
         raise UsageError(f"box {box} of picture {row} does not lie inside {height} x {width} pixels")
     inside = {name: image[:, top:bottom, left:right] for name, image in context.items()}
-    pair = (each[row : row + 1, :, top:bottom, left:right] for each in (reconstructed, original))
-    return measure(*pair, names, inside)
+    found, truth = (each[row : row + 1, :, top:bottom, left:right] for each in (reconstructed, original))
+    return measure(found, truth, names, inside)

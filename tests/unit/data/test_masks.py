@@ -16,7 +16,9 @@ from gradveil.data.masks import otsu_threshold
 from gradveil.errors import UsageError
 from gradveil.randomness import Seed
 
+# Held as Any: scikit-image has annotations on some functions only.
 REFERENCE: Any = skimage.filters.threshold_otsu
+PICTURES: Any = skimage.data
 
 
 def save(path: Path, **arrays: np.ndarray[Any, Any]) -> str:
@@ -73,7 +75,7 @@ def test_labels_win_over_masks(tmp_path: Path) -> None:
 
 
 def test_otsu_against_scikit_image() -> None:
-    for picture in (skimage.data.coins(), skimage.data.camera(), np.random.default_rng(1).random((40, 40))):
+    for picture in (PICTURES.coins(), PICTURES.camera(), np.random.default_rng(1).random((40, 40))):
         grey = picture / np.max(picture)
         # The two choose the same bin; scikit-image counts 8-bit values one by one, which moves the centre by less than a bin.
         assert abs(otsu_threshold(grey) - float(REFERENCE(grey, nbins=256))) < 1e-9

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -21,14 +22,14 @@ from tests.unit.federation.small import settings
 def medmnist(folder: Path, count: int = 60) -> str:
     """A file as MedMNIST has them: grey 28×28 bytes, labels in a column, three splits; class 1 has a bright middle."""
     random = np.random.default_rng(0)
-    arrays = {}
+    arrays: dict[str, Any] = {}
     for split, n in (("train", count), ("val", 8), ("test", 24)):
         labels = (np.arange(n) % 3 > 0).astype(np.uint8)
         images = random.integers(0, 120, (n, 28, 28), dtype=np.uint8)
         images[:, 8:20, 8:20] += (labels * 120)[:, None, None]
         arrays |= {f"{split}_images": images, f"{split}_labels": labels[:, None]}
     path = folder / "pneumonia.npz"
-    np.savez(path, **arrays)  # type: ignore[arg-type]
+    np.savez(path, **arrays)
     return str(path)
 
 
