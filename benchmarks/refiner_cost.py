@@ -153,6 +153,12 @@ class _Nothing(nn.Module):
         return images.sum((1, 2, 3)) * 0
 
 
+def one_at_a_time(learner: Learner, singles: list[Batch]) -> None:
+    """Refine every picture by itself, as code without batches does."""
+    for single in singles:
+        client(learner, single, Refiner())
+
+
 def together(options: argparse.Namespace, device: torch.device, clock: Callable[[], float]) -> dict[str, Any]:
     """Refine pictures for a LeNet together and one at a time."""
     learner, batch = make("lenet", device, options.pictures)
@@ -161,7 +167,7 @@ def together(options: argparse.Namespace, device: torch.device, clock: Callable[
     for number in range(options.rounds + 1):
         timer("batch", lambda: client(learner, batch, Refiner()))
         timer("example", lambda: client(learner, batch, Refiner(match="example")))
-        timer("one at a time", lambda: [client(learner, each, Refiner()) for each in singles])
+        timer("one at a time", lambda: one_at_a_time(learner, singles))
         if number == 0:
             timer.best.clear()
     each = {name: value / (len(singles) if name == "one at a time" else len(batch)) for name, value in timer.best.items()}
@@ -199,8 +205,8 @@ def main() -> int:
     pictures = together(options, device, clock) if options.pictures else None
     if pictures is not None:
         sys.stdout.write(
-            f"{pictures['pictures']} pictures together: {pictures['times_faster']['batch']:.2f} times faster each than alone (every "
-            f"example by itself: {pictures['times_faster']['example']:.2f}): {'kept' if pictures['kept'] else 'broken'}\n"
+            f"{pictures['pictures']} pictures together: {pictures['times_faster']['batch']:.2f} times faster each than alone "
+            f"(every example by itself: {pictures['times_faster']['example']:.2f}): {'kept' if pictures['kept'] else 'broken'}\n"
         )
     if options.out:
         figures = {

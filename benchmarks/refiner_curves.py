@@ -142,7 +142,8 @@ def attack(spelling: str, options: argparse.Namespace) -> dict[str, Any]:
 
 
 def _figures(summary: dict[str, Any]) -> dict[str, Any]:
-    kept = {name: summary[name]["median"] for name in ("psnr", "ssim", "lpips") if isinstance(summary.get(name), dict)}
+    # LPIPS has no median where its weights are not at hand.
+    kept = {name: summary[name]["median"] for name in ("psnr", "ssim", "lpips") if "median" in (summary.get(name) or {})}
     return {**kept, "identified": summary["identified"]["value"]}
 
 
@@ -187,7 +188,9 @@ def run(options: argparse.Namespace) -> int:
     parts = {"attack": attack, "training": training}
     for spelling in chosen(options):
         path = options.out / f"{_file_name(spelling)}.json"
-        record = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {"format": FORMAT, "defense": spelling}
+        record: dict[str, Any] = {"format": FORMAT, "defense": spelling}
+        if path.exists():
+            record = json.loads(path.read_text(encoding="utf-8"))
         for name in options.parts:
             if name not in record:
                 record[name] = parts[name](spelling, options)

@@ -51,7 +51,9 @@ def _network(card: str, changed: int, device: torch.device, dtype: torch.dtype) 
     if not isinstance(network, EvaluationNetwork):
         raise UsageError(f"refiner: {card!r} holds a {type(network).__name__}; it needs an evaluation network")
     if device.type == "cpu":
-        network = network.to(memory_format=torch.channels_last)  # a fifth faster there, and the same numbers but for rounding
+        for parameter in network.parameters():
+            if parameter.ndim == 4:  # this order of kernels is a fifth faster there, with the same numbers but for rounding
+                parameter.data = parameter.data.contiguous(memory_format=torch.channels_last)
     return network.eval().requires_grad_(False)
 
 

@@ -263,7 +263,7 @@ def test_the_balance_does_not_depend_on_the_units_of_the_loss() -> None:
     ordinary = make_learner()
     steep = ordinary.replace(loss=lambda outputs, targets: 1000 * loss_by_name("cross_entropy")(outputs, targets))
     relative = [refined(Refiner(balance=1.0), learner, batch) for learner in (ordinary, steep)]
-    assert torch.allclose(*relative, atol=1e-2)
+    assert torch.allclose(relative[0], relative[1], atol=1e-2)
     raw = [refined(Refiner(balance=1.0, terms="raw"), learner, batch) for learner in (ordinary, steep)]
     assert float((raw[0] - raw[1]).abs().max()) > 0.1
 
@@ -333,7 +333,7 @@ def test_single_constant_and_tiny_pictures_come_out_finite(shape: tuple[int, ...
     batch = Batch(torch.full((1, *shape), value), torch.tensor([1]))
     for match in ("batch", "example"):
         for terms in ("relative", "log", "raw"):
-            defense = Refiner(match=match, terms=terms, epsilon=0.05, steps=3)  # type: ignore[arg-type]
+            defense = Refiner(match=match, terms=terms, epsilon=0.05, steps=3)
             result = run_client(learner, batch, defense, Seed(0))
             assert bool(torch.isfinite(result.trained_batch.inputs).all())
             assert all(bool(torch.isfinite(each).all()) for each in result.payload.streams["weights"].values())
@@ -403,4 +403,5 @@ class Inverted(nn.Module):
         self.right = right
 
     def forward(self, images: Tensor) -> Tensor:
-        return 1 - self.right(images)
+        answer: Tensor = self.right(images)
+        return 1 - answer
