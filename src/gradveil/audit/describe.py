@@ -54,8 +54,7 @@ def code_version(*, attacks: bool = True) -> str:
     deciding = [path for room in rooms for path in sorted((root / room).glob("*.py"))]
     # Of the audit itself only what decides a number counts: a better plan reader must not make old results worthless.
     judging = ("cells", "subjects", "parties", "measure", "judge", "checks", "certified", "floors", "risks")
-    judging = judging if attacks else ("trainings",)
-    deciding += [root / "audit" / f"{name}.py" for name in judging]
+    deciding += [root / "audit" / f"{name}.py" for name in (judging if attacks else ("trainings",))]
     deciding += [root / "risk" / "calibration.json"] if attacks else []
     for path in deciding:
         digest.update(path.name.encode() + path.read_bytes())

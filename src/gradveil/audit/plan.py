@@ -341,7 +341,7 @@ class Plan:
             "risk": self.risk,
             "device": find_device(self.device),
         }
-        vertical = {"parts": self.parts, "party": self.party, "sees": self.sees}
+        vertical: dict[str, Any] = {"parts": self.parts, "party": self.party, "sees": self.sees}
         cells = [
             Cell(
                 data=source,

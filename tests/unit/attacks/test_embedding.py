@@ -116,7 +116,7 @@ def test_the_referee_prefers_the_truth() -> None:
 
 
 def test_the_threat_model_says_what_is_seen() -> None:
-    sentences = {sees: ThreatModel(sees=sees).describe() for sees in ("update", "embedding", "embedding_gradient")}  # type: ignore[arg-type]
+    sentences = {sees: ThreatModel(sees=sees).describe() for sees in ("update", "embedding", "embedding_gradient")}
     assert "one client's update" in sentences["update"][0]
     assert "for a prediction; no gradient" in sentences["embedding"][0]
     assert "the gradient of it that comes back" in sentences["embedding_gradient"][0]

@@ -85,7 +85,7 @@ def test_with_the_gradient_labels_are_read() -> None:
 def test_a_defense_of_data_reaches_the_embedding() -> None:
     plain, noisy = (build_subject(CELL.replace(defense=name), digits(), 0) for name in ("none", "data_noise(std=0.2)"))
     sent = [subject.targets[0].observation.update.weights["embedding"] for subject in (plain, noisy)]
-    assert not torch.allclose(*sent)
+    assert not torch.allclose(sent[0], sent[1])
     simulate = noisy.desk(5).simulate
     assert simulate is not None
     again = simulate(noisy.targets[0].batch.inputs, noisy.targets[0].batch.targets, 0)
@@ -191,4 +191,4 @@ def test_the_report_of_a_mixed_run_shows_both_kinds_of_row(tmp_path: Path) -> No
     page = html.unescape(write_report(result.out).read_text(encoding="utf-8"))
     assert "vertical, cut1" in page and "sharing an embedding" in page
     assert "Settings of this run differ in what the attacker sees" in page
-    assert all(ThreatModel(sees=sees).describe()[0] in page for sees in ("update", "embedding"))  # type: ignore[arg-type]
+    assert all(ThreatModel(sees=sees).describe()[0] in page for sees in ("update", "embedding"))

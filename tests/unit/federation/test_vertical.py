@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 import pytest
 import torch
@@ -49,7 +49,7 @@ def table(count: int = 30) -> Dataset:
     ],
 )
 def test_training_equals_centralised_training_of_the_joined_model(
-    spelling: str, cut: str, division: Division, data: Dataset, optimizer: str
+    spelling: str, cut: str, division: Division, data: Dataset, optimizer: Literal["sgd", "adam"]
 ) -> None:
     model = parties(spelling, cut, division, data).double()
     central = copy.deepcopy(model)

@@ -55,7 +55,7 @@ def test_gradient_of_the_embedding_is_the_one_autograd_gives() -> None:
 def test_moves_with_its_top_model_and_keeps_its_kind() -> None:
     bottom, top = parts()
     learner = EmbeddingLearner.of_bottom(bottom, LOSS, top=top).to(torch.float64)
-    assert isinstance(learner, EmbeddingLearner) and isinstance(learner.top, Learner)
+    assert isinstance(learner.replace(), EmbeddingLearner) and type(learner.top) is Learner
     sent = learner.update(inputs().double(), torch.zeros(2, dtype=torch.int64))
     assert {value.dtype for value in sent.values()} == {torch.float64}
 

@@ -35,9 +35,9 @@ def small_resnet() -> nn.Module:
         for value in model.parameters():
             scale = (2 / value[0].numel()) ** 0.5 if value.ndim > 1 else 0.1
             value.copy_(scale * torch.randn(value.shape, generator=generator) + (1.0 if value.ndim == 1 else 0.0))
-        for name, value in model.named_buffers():
+        for name, running in model.named_buffers():
             if name.endswith(("running_mean", "running_var")):
-                value.copy_(0.5 + torch.rand(value.shape, generator=generator))
+                running.copy_(0.5 + torch.rand(running.shape, generator=generator))
     return model.eval()
 
 
