@@ -19,6 +19,7 @@ REGISTRIES = {
     "models": ("gradveil.models", "MODELS"),
     "datasets": ("gradveil.data", "DATASETS"),
     "partitions": ("gradveil.data", "PARTITIONS"),
+    "divisions": ("gradveil.data", "DIVISIONS"),
     "losses": ("gradveil.learning", "LOSSES"),
     "networks": ("gradveil.generators", "NETWORKS"),
 }

@@ -16,7 +16,7 @@ __all__ = ["list_methods"]
 def list_methods(kind: Annotated[str, typer.Argument(metavar="KIND", hidden=True)], as_json: AsJson = False) -> None:
     """List what there is of a kind.
 
-    KIND is one of defenses, attacks, ensembles, metrics, models, datasets, partitions, losses, networks.
+    KIND is one of defenses, attacks, ensembles, metrics, models, datasets, partitions, divisions, losses, networks.
 
     Example: gradveil list defenses
     """

@@ -137,6 +137,8 @@ class Defense:
     granularity: ClassVar[Literal["batch", "example"]] = "batch"
     lossy_encoding: ClassVar[bool] = False
     """Whether `encode` itself changes the update, so that no later part of a chain can change it any more."""
+    needs_training_loss: ClassVar[bool] = False
+    """Whether its hooks ask for a training loss, which a party of vertical learning does not have without the label owner."""
 
     def prepare(self, data: Batch, view: ClientView) -> State:
         """Return the state this client starts with, from its own data."""

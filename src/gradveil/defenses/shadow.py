@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from dataclasses import dataclass
-from typing import Literal
+from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor, nn
@@ -106,6 +106,7 @@ class Shadow(Defense):
         layer: Where Grad-CAM++ reads the model; ``auto`` is its last layer of feature maps.
     """
 
+    needs_training_loss: ClassVar[bool] = True
     strength: float = 0.19
     schedule: Literal["increase", "fix", "decrease"] = "increase"
     rounds: int = 100

@@ -164,11 +164,14 @@ def vertical_fault(defense: Defense) -> str | None:
     """Return None where every part of a defense has something to do in vertical learning, else one sentence why not."""
     for part in parts_of(defense):
         stations = set(part.stations())
+        if part.needs_training_loss:
+            return f"{spell(part)} needs the training loss, which a party of vertical learning does not have by itself"
         if "adapt_model" in stations:
             return f"{spell(part)} changes the model that clients train together, and a party of vertical learning has its own"
-        if stations and not stations & {"protect_batch", "protect_embedding"}:
-            where = " and ".join(hook for hook in HOOKS if hook in stations)
-            return f"{spell(part)} acts at {where}, and in vertical learning only embeddings leave a party"
+        # A defense of which only a part would be applied is none.
+        elsewhere = [hook for hook in HOOKS if hook in stations and hook not in VERTICAL_HOOKS]
+        if elsewhere:
+            return f"{spell(part)} acts at {' and '.join(elsewhere)}, and in vertical learning only embeddings leave a party"
     return None
 
 

@@ -15,8 +15,9 @@ from gradveil.audit.plan import Plan
 from gradveil.audit.run import run_audit
 from gradveil.audit.subjects import build_learner, build_subject, load_cell_data
 from gradveil.audit.utility_settings import UtilitySettings
-from gradveil.defenses import build_defense
+from gradveil.defenses import DEFENSES, build_defense
 from gradveil.errors import UsageError
+from gradveil.federation.parties import vertical_fault
 from gradveil.learning import EmbeddingLearner, Learner
 from gradveil.models import build_model, split_model
 from gradveil.randomness import Seed
@@ -192,3 +193,14 @@ def test_the_report_of_a_mixed_run_shows_both_kinds_of_row(tmp_path: Path) -> No
     assert "vertical, cut1" in page and "sharing an embedding" in page
     assert "Settings of this run differ in what the attacker sees" in page
     assert all(ThreatModel(sees=sees).describe()[0] in page for sees in ("update", "embedding"))
+
+
+@pytest.mark.parametrize("name", [name for name in DEFENSES.names() if vertical_fault(DEFENSES.build(name)) is None])
+def test_every_defense_that_fits_is_measured_with_every_attacker(name: str) -> None:
+    record = run_cell(CELL.replace(records=1, steps=2, ensemble="quick", defense=name), digits()).record
+    assert record["cell"]["ensemble"] == "embedding-quick-1"
+    stances = {row["stance"] for row in record["attackers"]}
+    assert "plain" in stances and (name == "none" or "informed" in stances)
+    assert {row["recipe"] for row in record["attackers"]} >= {"embedding_sharp", "embedding_smooth", "piste_like"}
+    assert not [check for check in record["checks"] if check["level"] == "fail"]
+    assert record["risk"]["reason"] == ""

@@ -177,6 +177,8 @@ def test_what_does_not_fit_vertical_learning_gets_one_sentence() -> None:
     assert vertical_fault(build_defense("data_noise(std=0.1)")) is None
     assert "only embeddings leave" in (vertical_fault(build_defense("gaussian_noise(std=0.1)")) or "")
     assert "has its own" in (vertical_fault(build_defense("precode")) or "")
+    assert "training loss" in (vertical_fault(build_defense("shadow")) or "")
+    assert "acts at protect_gradient" in (vertical_fault(build_defense("refiner")) or ""), "half a defense is none"
     with pytest.raises(UsageError, match="only embeddings leave"):
         VerticalFederation.of(parties(), LOSS, defense=build_defense("data_noise(std=0.1) + pruning(rate=0.9)"))
     with pytest.raises(UsageError, match="one batch at a time"):
