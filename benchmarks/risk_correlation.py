@@ -26,8 +26,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from risk_scenes import ITERATIONS, Place, attacked, defended, defended_embedding, risks  # type: ignore[import-not-found]
-from risk_tables import tables  # type: ignore[import-not-found]
+from risk_scenes import ITERATIONS, Place, attacked, defended, defended_embedding, risks
+from risk_tables import tables
 
 from gradveil.defenses import DEFENSES
 
