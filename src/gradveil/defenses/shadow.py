@@ -244,8 +244,8 @@ class Shadow(Defense):
 
     def quick(self) -> Shadow:
         """Return the same with few steps per latent code and one of fine-tuning."""
-        steps = {"latent_steps": min(self.latent_steps, QUICK_CODES), "fit_steps": min(self.fit_steps, QUICK_FITS)}
-        return dataclasses.replace(self, **steps)
+        codes, fits = min(self.latent_steps, QUICK_CODES), min(self.fit_steps, QUICK_FITS)
+        return dataclasses.replace(self, latent_steps=codes, fit_steps=fits)
 
     def adversary(self) -> OpenAdversary:
         """Return the attacker who makes noise by the same recipe and takes it off."""
