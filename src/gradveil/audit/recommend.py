@@ -148,7 +148,10 @@ def recommend(results: Results, asked: Requirements) -> Recommendation:
         UsageError: Utility was not measured, or no defense was.
         Unreliable: Nothing shows that the attackers can win, the federation learned nothing, or no defense can be judged.
     """
-    settings = settings_of(results.cells)
+    # Accuracy is that of clients who share updates; rows of cut models have none to weigh.
+    settings = settings_of([cell for cell in results.cells if not cell.settings.get("cut")])
+    if not settings:
+        raise UsageError("every row of this run is of a cut model, whose accuracy is not measured, so nothing can be recommended")
     _check_evidence(settings)
     candidates = sorted(_candidates(settings, asked), key=Candidate.rank)
     judged = [candidate for candidate in candidates if not candidate.doubts]
@@ -338,6 +341,9 @@ def _common_notes(results: Results, candidates: Sequence[Candidate]) -> list[str
     notes = [f"{each.spelling} was left out: {'; '.join(each.doubts)}" for each in candidates if each.doubts]
     if results.missing:
         notes.append(f"{count(results.missing, 'cell is', 'cells are')} not done yet, so the answer may change")
+    cut = sum(bool(cell.settings.get("cut")) for cell in results.cells)
+    if cut:
+        notes.append(f"{count(cut, 'row', 'rows')} of vertical learning left out: accuracy is measured for shared updates only")
     return notes
 
 

@@ -183,6 +183,16 @@ def test_several_settings_count_with_their_worst(tmp_path: Path) -> None:
     assert len(found.candidates) == 4
 
 
+def test_rows_of_cut_models_have_no_accuracy_to_weigh(tmp_path: Path) -> None:
+    grid = [{"cut": ""}, {"cut": "cut1"}]
+    found = ask(tmp_path, grid=grid, max_accuracy_drop=1, max_time=1.2)
+    alone = ask(tmp_path / "alone", max_accuracy_drop=1, max_time=1.2)
+    assert found.as_dict()["recommended"] == alone.as_dict()["recommended"]
+    assert any("of vertical learning left out" in note for note in found.notes)
+    with pytest.raises(UsageError, match="of a cut model"):
+        ask(tmp_path / "cut", grid=[{"cut": "cut1"}], max_accuracy_drop=1)
+
+
 def test_what_is_not_done_in_every_setting_cannot_be_judged(tmp_path: Path) -> None:
     grid = [{"batch_size": 1}, {"batch_size": 4}]
     found = ask(tmp_path, grid=grid, missing=1, max_accuracy_drop=1)
