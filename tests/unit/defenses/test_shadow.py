@@ -276,6 +276,17 @@ def test_works_behind_a_variational_bottleneck() -> None:
     assert not torch.equal(result.trained_batch.inputs, batch().inputs)
 
 
+def test_quick_twins_spare_effort_alone_and_in_chains() -> None:
+    asked = Shadow(strength=0.3, latent_steps=400)
+    quick = asked.quick()
+    assert (quick.strength, quick.schedule, quick.until) == (0.3, asked.schedule, asked.until)
+    assert quick.latent_steps < 400 and quick.fit_steps < asked.fit_steps
+    assert Shadow(latent_steps=1, fit_steps=0).quick() == Shadow(latent_steps=1, fit_steps=0)
+    pruned = build_defense("pruning(rate=0.5)")
+    assert pruned.quick() is pruned
+    assert chain(asked, pruned).quick() == chain(quick, pruned)
+
+
 def test_generators_by_channels_and_size() -> None:
     for shape, expected in (
         ((1, 3, 32, 32), "style-32"),
