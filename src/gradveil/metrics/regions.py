@@ -28,8 +28,9 @@ REGION = "region_"
 def salient(saliency: Tensor, share: float = SHARE) -> Tensor:
     """Return the mask (N, H, W) of the most salient pixels of each picture.
 
-    The threshold is the ⌈share · H · W⌉-th largest value. Pixels that tie with it belong to the region, so a constant map, which
-    singles nothing out, makes the whole picture the region.
+    The threshold is the ⌈share · H · W⌉-th largest value, and pixels that tie with it belong to the region; except that pixels of
+    the lowest value are never salient beside higher ones, or a map with few pixels above zero would mark everything. A constant
+    map, which singles nothing out, makes the whole picture the region.
 
     Args:
         saliency: (N, H, W), any scale.
@@ -45,7 +46,9 @@ def salient(saliency: Tensor, share: float = SHARE) -> Tensor:
     # Rounded first: 0.3 · 100 is 30.000000000000004 in binary, and must not become 31 pixels.
     count = max(1, math.ceil(round(share * flat.shape[1], 9)))
     threshold = flat.topk(count, dim=1).values[:, -1:]
-    return (flat >= threshold).reshape(saliency.shape)
+    lowest = flat.amin(dim=1, keepdim=True)
+    above = (flat > lowest) | (flat.amax(dim=1, keepdim=True) == lowest)
+    return ((flat >= threshold) & above).reshape(saliency.shape)
 
 
 def bounding_boxes(saliency: Tensor, share: float = SHARE) -> Tensor:

@@ -8,6 +8,9 @@ import torch
 from gradveil.errors import UsageError
 from gradveil.metrics import Unavailable, bounding_boxes, mean_squared_error, measure_region, structural_similarity
 from gradveil.metrics.regions import salient
+from gradveil.models import build_model
+from gradveil.models.grad_cam import grad_cam_pp
+from gradveil.randomness import Seed
 
 
 def test_the_box_holds_the_most_salient_share() -> None:
@@ -16,6 +19,22 @@ def test_the_box_holds_the_most_salient_share() -> None:
     saliency[1] = torch.arange(100.0).reshape(10, 10)  # the last three rows
     assert salient(saliency).flatten(1).sum(1).tolist() == [30, 30]
     assert bounding_boxes(saliency).tolist() == [[2, 3, 7, 9], [7, 0, 10, 10]]
+
+
+def test_pixels_of_no_saliency_are_not_salient() -> None:
+    """A map may be zero on most of the picture; the zeros tie with the threshold, and still mark nothing."""
+    saliency = torch.zeros(1, 10, 10)
+    saliency[0, 4:6, 3:8] = torch.rand((2, 5), generator=torch.Generator().manual_seed(0)) + 0.1
+    assert bounding_boxes(saliency).tolist() == [[4, 3, 6, 8]]
+
+
+def test_grad_cam_maps_become_boxes() -> None:
+    """The two parts fit together: the maps of a model, the boxes around their top, the metrics inside."""
+    model = build_model("convnet(width=2)", input_shape=(1, 12, 12), classes=2, seed=Seed(0))
+    images = torch.rand((3, 1, 12, 12), generator=torch.Generator().manual_seed(1))
+    boxes = bounding_boxes(grad_cam_pp(model, model, images, torch.tensor([0, 1, 1])))
+    found = measure_region(images.flip(3), images, boxes, ["mse"])["region_mse"]
+    assert tuple(boxes.shape) == (3, 4) and not isinstance(found, Unavailable) and bool((found > 0).all())
 
 
 def test_a_constant_map_singles_nothing_out() -> None:
