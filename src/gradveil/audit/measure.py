@@ -17,6 +17,7 @@ from gradveil.audit.cells import CELL_FORMAT, Cell
 from gradveil.audit.certified import certify, guarantee_of
 from gradveil.audit.checks import Evidence, run_checks
 from gradveil.audit.judge import Scored, best_by_truth, null_rows, per_recipe, score, select
+from gradveil.audit.regions import region_of_cell
 from gradveil.audit.risks import CellRisk, risk_of_cell
 from gradveil.audit.subjects import Subject, build_subject, load_cell_data
 from gradveil.data import Dataset
@@ -150,6 +151,7 @@ def _judge(
         "candidates": len(subject.candidates),
         "chance": 1 / len(subject.candidates),
         **{name: row.summary(seed.child(name)) if row else None for name, row in rows.items()},
+        "region": region_of_cell(subject, {**rows, "data_mean": nulls["data_mean"]}, seed.child("region")),
         "regret_db": _regret(selected, best),
         "attackers": per_recipe(subject, candidates, referee, kept, seed),
         "nulls": {name: null.summary(seed.child("null", name)) for name, null in nulls.items()},
