@@ -129,6 +129,4 @@ def widen_first_linear(top: nn.Module, times: int) -> nn.Module:
             return top
         if list(module.parameters(recurse=False)) or list(module.buffers(recurse=False)):
             break
-    raise UsageError(
-        "the layer after this cut is not linear, so flat embeddings cannot be joined before it; cut elsewhere"
-    )
+    raise UsageError("the layer after this cut is not linear, so flat embeddings cannot be joined before it; cut elsewhere")
