@@ -23,7 +23,7 @@ FEW_RECORDS = 16
 FEW_CANDIDATES = 100
 LARGE_REGRET_DB = 3.0
 SURE = 0.999
-"""Of the interval that must lie beyond a certificate: several bounds are looked at in every cell, and chance must not break one."""
+"""Of the interval that must lie beyond a certificate: every cell looks at several bounds, and chance must not break one."""
 
 
 @dataclass(frozen=True)

@@ -163,7 +163,7 @@ def test_damage_is_one_sentence(file: str, content: bytes, tmp_path: Path) -> No
 
 
 def test_two_runs_cannot_share_a_folder(tmp_path: Path) -> None:
-    with TrainingFolder(tmp_path).lock(), pytest.raises(UsageError, match="another run .* is at work"):
+    with TrainingFolder(tmp_path).lock(), pytest.raises(UsageError, match=r"another run .* is at work"):
         run(settings(), out=tmp_path)
     run(settings(), out=tmp_path)
 
