@@ -54,6 +54,8 @@ RISK = {
     ],
     "correlation": {"attack": str, "pearson": COEFFICIENT, "spearman": COEFFICIENT, "n": int},
 }
+PARTS = {"n": int, **dict.fromkeys(("mse", "psnr", "ssim", "lpips"), (SPREAD, {"unavailable": str}))}
+REGION = {"share": NUMBER, "area": NUMBER, **dict.fromkeys(("selected", "best_by_truth", "plain", "data_mean"), PARTS)}
 CELL: dict[str, Any] = {
     "format": "gradveil-cell-1",
     "key": str,
@@ -77,6 +79,7 @@ CELL: dict[str, Any] = {
     "plain": (SUMMARY, None),
     "informed": (SUMMARY, None),
     "best_by_truth": SUMMARY,
+    "region": (REGION, {**REGION, "informed": PARTS}, {"unavailable": str}),
     "regret_db": {"median": NUMBER, "worst": NUMBER, "flagged": bool},
     "attackers": [{"recipe": str, "stance": str, "tries": int, "chosen": int, "rehearsal_psnr": NUMBER, "summary": SUMMARY}],
     "nulls": {"grey": NULL, "data_mean": NULL, "prior_only": NULL, "derangement": NULL},

@@ -132,7 +132,7 @@ def test_losses_agree_with_torch_for_indices_and_soft_targets() -> None:
 
 
 def test_losses_are_found_by_name_or_imported() -> None:
-    assert LOSSES.names() == ["binary_cross_entropy", "cross_entropy", "mean_squared_error"]
+    assert LOSSES.names() == ["binary_cross_entropy", "cross_entropy", "dice", "mean_squared_error"]
     assert loss_by_name("cross_entropy") is cross_entropy
     assert loss_by_name("torch.nn.functional:cross_entropy") is F.cross_entropy
     with pytest.raises(UsageError, match="did you mean 'cross_entropy'"):

@@ -19,7 +19,8 @@ SHARED = Path(__file__).parents[4] / "shared" / "data"
 
 
 def build(spelling: str, shape: tuple[int, ...] = (3, 32, 32), classes: int = 10, seed: int = 0) -> nn.Module:
-    return build_model(spelling, input_shape=shape, classes=classes, seed=Seed(seed))
+    dense = spelling.partition("(")[0] == "unet"
+    return build_model(spelling, input_shape=shape, classes=classes, seed=Seed(seed), dense=dense)
 
 
 @pytest.mark.parametrize(

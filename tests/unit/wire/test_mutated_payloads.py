@@ -24,8 +24,6 @@ from torch import Tensor
 
 from gradveil.defenses import DEFENSES, Defense, build_defense
 from gradveil.errors import BadUpdate
-from gradveil.federation.client import run_client
-from gradveil.randomness import Seed
 from gradveil.records import ModelSpec, Payload, Role, TensorSpec, Update
 from gradveil.tensors import Named
 from gradveil.testing.defenses_scene import Scene
@@ -69,7 +67,7 @@ def cases(name: str) -> tuple[Case, ...]:
 
 def case_of(defense: Defense) -> Case:
     scene = Scene.of(defense)
-    payload = run_client(scene.learner, scene.batch, defense, Seed(1)).payload
+    payload = scene.payload(defense)
     buffers = {"bn.running_mean": torch.ones(3), "bn.num_batches_tracked": torch.tensor(-2)}
     spec = ModelSpec({**scene.spec.tensors, **BUFFERS})
     return Case(defense, replace(payload, streams={**payload.streams, "buffers": buffers}), spec)
