@@ -79,12 +79,11 @@ def leading_triplets(jacobian: Jacobian, wanted: int, generator: torch.Generator
         block = _orthonormal(image, basis)
         if len(basis) < 2 * wanted and len(block):
             continue  # too early to look: about two directions are needed for each triplet
-        projected = (basis @ images.T).double()
-        squares, inner = torch.linalg.eigh((projected + projected.T) / 2)
-        squares, inner = squares.flip(0).clamp(min=0), inner.flip(1)
-        residuals = _residuals(basis, images, squares, inner)
+        squares, inner, residuals = _ritz(basis, images)
         if _found(squares, residuals, dtype) >= wanted:
             break
+    if len(squares) < len(basis):
+        squares, inner, residuals = _ritz(basis, images)  # more was wanted than a run may take, so nobody has looked yet
     found = len(squares) if len(block) == 0 else _found(squares, residuals, dtype)
     count = max(1, min(wanted, found))
     right = (inner[:, :count].T.to(dtype) @ basis).double()
@@ -123,6 +122,14 @@ def _tail(jacobian: Jacobian, squares: Tensor, ritz: Tensor, start: Tensor, coun
     # A node stands for values on both of its sides; at its last rank the value lies half way to the next node.
     values = (values + torch.cat([values[1:], values[-1:] * 0])) / 2
     return ranks.cpu(), (missing - energy.cumsum(0)).clamp(min=0).cpu(), values.cpu()
+
+
+def _ritz(basis: Tensor, images: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Return Ritz values, largest first, their vectors in the basis, and their residuals."""
+    projected = (basis @ images.T).double()
+    squares, inner = torch.linalg.eigh((projected + projected.T) / 2)
+    squares, inner = squares.flip(0).clamp(min=0), inner.flip(1)
+    return squares, inner, _residuals(basis, images, squares, inner)
 
 
 def _found(squares: Tensor, residuals: Tensor, dtype: torch.dtype) -> int:

@@ -253,3 +253,13 @@ def test_products_one_by_one_equal_mapped_ones() -> None:
     assert torch.allclose(alone.push(directions), jacobian.push(directions), rtol=1e-12)
     pushed = jacobian.push(directions)
     assert torch.allclose(alone.pull(pushed), jacobian.pull(pushed), rtol=1e-12)
+
+
+def test_more_leading_values_may_be_wanted_than_one_run_can_give() -> None:
+    """The InvL defenses ask for as many as there are inputs; the run then stops before it has looked at what it found."""
+    size = lanczos.MOST + 60
+    values = torch.arange(1, size + 1, dtype=torch.float64) ** -0.7
+    x = torch.ones(size, dtype=torch.float64)
+    found = spectrum(jacobian_of(lambda point: values * point, x), mode="leading", leading=size, right=True)
+    assert 20 < len(found.values) < size and any("converged" in note for note in found.notes)
+    assert float((found.values - values[: len(found.values)]).abs().max()) < 1e-3  # σ_1 is one, and small ones lie close
