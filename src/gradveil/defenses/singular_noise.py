@@ -126,7 +126,9 @@ def noisy_ranks(found: Spectrum, *, low: float, high: float, rule: str, most: in
 def _tie_end(values: Tensor, count: int) -> int:
     """Return ``count``, moved on over values equal to the last one counted, largest first."""
     gaps = values[:-1] - values[1:] if len(values) > 1 else values.new_zeros(0)
-    ends = torch.cat([gaps > TIED * float(values.abs().max()), torch.ones(1, dtype=torch.bool)]) if len(values) else gaps.bool()
+    if len(values) == 0:
+        return count
+    ends = torch.cat([gaps > TIED * float(values.abs().max()), torch.ones(1, dtype=torch.bool, device=values.device)])
     return count if count == 0 else count + int(ends[count - 1 :].to(torch.uint8).argmax())
 
 

@@ -16,7 +16,7 @@ from gradveil.data.public import public_images
 from gradveil.defenses import ClientView, Defense, InvLDNP, build_defense
 from gradveil.defenses.denoising import denoise_images, denoise_in_subspace
 from gradveil.defenses.invl_dnp import MADE
-from gradveil.defenses.singular_noise import leading_count, right_bases
+from gradveil.defenses.singular_noise import _tie_end, leading_count, right_bases
 from gradveil.errors import ReplaceLayer, UsageError
 from gradveil.learning import Learner, TrainingSettings, loss_by_name
 from gradveil.models import build_model
@@ -255,3 +255,11 @@ def test_the_attacker_finishes_in_the_subspace_of_what_it_rebuilt() -> None:
         rebuilt = Reconstruction(noisy.inputs, data.targets, "truth of the noisy inputs")
         finished = defense.adversary().finish(rebuilt, seen).inputs
         assert _psnr(finished, data.inputs) > _psnr(noisy.inputs, data.inputs) + 2
+
+
+def test_ties_are_looked_for_on_the_device_of_the_values() -> None:
+    """A default device elsewhere stands for a GPU: every tensor must be made where the singular values are."""
+    values = torch.tensor([3.0, 2.0, 2.0, 1.0])
+    with torch.device("meta"):
+        assert [_tie_end(values, count) for count in range(5)] == [0, 1, 3, 3, 4]
+    assert _tie_end(values[:0], 0) == 0
