@@ -30,6 +30,7 @@ NOISY = "gaussian_noise(std=0.05)"
         ({"defense": "gaussian_noise(std=0.1) + clipping(bound=1)"}, "after nothing but clipping"),
         ({"batch_size": 2}, "one record in one update"),
         ({"rounds": 2}, "one record in one update"),
+        ({"state": "trained(steps=2)"}, "trained on the audited records"),
         ({"defense": "dp_sgd(noise_multiplier=1.0)", "local_steps": 2}, "bends the path"),
     ],
 )
