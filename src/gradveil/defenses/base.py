@@ -202,6 +202,11 @@ class Defense:
         """Whether it draws randomness at these settings; the card says whether it does at some."""
         return type(self).card.random
 
+    @property
+    def needs_labels(self) -> bool:
+        """Whether its hooks look at the labels at these settings, which in vertical learning only the label owner has."""
+        return False
+
     @classmethod
     def overrides(cls, hook: str) -> bool:
         """Whether this defense does something at a station."""

@@ -97,6 +97,11 @@ class InvLDNP(Defense):
         """Standard deviation of the noise along each direction."""
         return math.sqrt(self.delta) if self.variance else self.delta
 
+    @property
+    def needs_labels(self) -> bool:
+        """A class's mean needs to know who is of that class."""
+        return self.basis == "class"
+
     def protect_batch(self, batch: Batch, view: ClientView, state: State) -> tuple[Batch, State]:
         """Add the noise once per round."""
         inputs = batch.inputs

@@ -166,6 +166,8 @@ def vertical_fault(defense: Defense) -> str | None:
         stations = set(part.stations())
         if part.needs_training_loss:
             return f"{spell(part)} needs the training loss, which a party of vertical learning does not have by itself"
+        if part.needs_labels:
+            return f"{spell(part)} looks at labels, which in vertical learning only the label owner has"
         if "adapt_model" in stations:
             return f"{spell(part)} changes the model that clients train together, and a party of vertical learning has its own"
         # A defense of which only a part would be applied is none.

@@ -200,11 +200,18 @@ class VerticalFederation:
                 progress(state)
         return state
 
-    def predict(self, state: VerticalState, inputs: Tensor) -> Tensor:
-        """Return logits (B, classes) for whole inputs: every party sends its protected embedding, the label owner classifies."""
+    def predict(self, state: VerticalState, inputs: Tensor, *, occasion: int = 0) -> Tensor:
+        """Return logits (B, classes) for whole inputs: every party sends its protected embedding, the label owner classifies.
+
+        Args:
+            state: The trained parties.
+            inputs: (B, ...) whole inputs.
+            occasion: Number of this prediction. Noise repeats with it, and noise that is used twice cancels in a difference of
+                embeddings: count up.
+        """
         targets = torch.zeros(len(inputs), dtype=torch.int64, device=inputs.device)
         parts = self.division.split(inputs)
-        sent = [self._send(state, party, part, targets, "prediction").embedding for party, part in enumerate(parts)]
+        sent = [self._send(state, party, part, targets, "prediction", occasion).embedding for party, part in enumerate(parts)]
         with torch.no_grad():
             logits: Tensor = self.top.forward(state.top, join_embeddings(sent, self.division))
         return logits
@@ -215,7 +222,7 @@ class VerticalFederation:
         hits = 0
         for start in range(0, len(data), at_once):
             part = slice(start, start + at_once)
-            found = self.predict(state, data.inputs[part].to(device)).argmax(1).cpu()
+            found = self.predict(state, data.inputs[part].to(device), occasion=start // at_once).argmax(1).cpu()
             hits += int((found == data.targets[part]).sum())
         return hits / len(data)
 
@@ -225,12 +232,12 @@ class VerticalFederation:
         assert isinstance(trained, EmbeddingLearner)
         return trained
 
-    def _send(self, state: VerticalState, party: int, part: Tensor, targets: Tensor, occasion: str) -> PartyResult:
+    def _send(self, state: VerticalState, party: int, part: Tensor, targets: Tensor, *occasion: object) -> PartyResult:
         return run_party(
             self.learner(state, party),
             Batch(part, targets),
             self.defense,
-            self.seed.child(occasion, "party", party),
+            self.seed.child(*occasion, "party", party),
             state=state.defenses[party],
             round_index=state.step,
         )

@@ -203,3 +203,30 @@ def test_weights_of_the_whole_model_reach_every_party_that_can_use_them(tmp_path
     save_file(dense.state_dict(), file)
     with pytest.raises(UsageError, match="do not fit a part"):
         build_parties("mlp(hidden=8)", "cut1", LeftRight(), **common)  # type: ignore[arg-type]
+
+
+def test_a_defense_that_looks_at_labels_is_refused_since_a_party_has_none() -> None:
+    fault = vertical_fault(build_defense("invl_dnp(basis='class')"))
+    assert fault is not None and "label owner" in fault
+    assert vertical_fault(build_defense("invl_dnp")) is None
+
+
+def test_two_predictions_do_not_share_their_noise() -> None:
+    """Noise that is used twice cancels in the difference of two embeddings."""
+    federation = VerticalFederation.of(parties(), LOSS, defense=build_defense("embedding_noise"), seed=Seed(4))
+    state, inputs = federation.start(), DATA.inputs[:2]
+    first, again, later = (federation.predict(state, inputs, occasion=each) for each in (0, 0, 1))
+    assert torch.equal(first, again) and not torch.allclose(first, later)
+    twice = Dataset(
+        "twice", inputs.repeat(2, 1, 1, 1), DATA.targets[:2].repeat(2), DATA.classes, DATA.class_names, DATA.records[:4]
+    )
+    seen: list[Tensor] = []
+
+    class Watched(VerticalFederation):
+        def predict(self, state: VerticalState, inputs: Tensor, *, occasion: int = 0) -> Tensor:
+            seen.append(super().predict(state, inputs, occasion=occasion))
+            return seen[-1]
+
+    watched = Watched(federation.parties, federation.top, federation.division, federation.settings, federation.defense, Seed(4))
+    watched.accuracy(state, twice, at_once=2)
+    assert len(seen) == 2 and not torch.allclose(seen[0], seen[1])
