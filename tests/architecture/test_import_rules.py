@@ -326,8 +326,8 @@ for found in pkgutil.walk_packages(getattr(package, "__path__", []), package.__n
 ASK_FOR_HELP = """
 import sys
 from gradveil.cli import main
-for command in ([], ["audit"], ["train"], ["init"], ["pretrain"], ["list"], ["show"], ["report"], ["recommend"], ["check"]):
-    sys.argv = ["gradveil", *command, "--help"]
+for command in ("", "audit", "risk", "train", "init", "pretrain", "list", "show", "report", "recommend", "check"):
+    sys.argv = ["gradveil", *command.split(), "--help"]
     try:
         status = main()
     except SystemExit as end:

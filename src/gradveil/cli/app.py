@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Annotated
 
 import typer
+import typer.core
 
 from gradveil.cli.audit import audit
 from gradveil.cli.check import check
@@ -19,6 +20,9 @@ from gradveil.cli.train import train
 from gradveil.cli.version import print_version, version
 
 __all__ = ["app"]
+
+# With rich installed, typer escapes brackets even in plain help, "\[default: 0]", and loads all of rich to do so.
+typer.core.HAS_RICH = False
 
 # Plain help, because formatting it costs more time than everything else about --help together.
 app = typer.Typer(

@@ -52,6 +52,7 @@ def pretrain(
 
     NETWORKS.card(name)
     folder = out or cache_folder()
+    _make(folder)
     if url is not None:
         _download(name, url, folder, sha256, as_json)
         return
@@ -68,6 +69,18 @@ def pretrain(
         quiet,
         as_json,
     )
+
+
+def _make(folder: Path) -> None:
+    """Make the folder and see that it can be written to, before hours of training are spent on it."""
+    import tempfile
+
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder):
+            pass
+    except OSError as error:
+        raise UsageError(f"cannot write to {str(folder)!r} ({error.strerror}); choose another folder with --out") from error
 
 
 def _download(name: str, url: str, folder: Path, sha256: str | None, as_json: bool) -> None:

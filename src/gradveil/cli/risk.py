@@ -75,8 +75,9 @@ def risk(
 
     limits = [parse_limit(text, ("invre",)) for text in fail_if or []]
     centre = read_alpha(alpha)
-    if party < 0:
-        raise UsageError(f"--party is {party}; count parties from 0")
+    cuts = _cuts(cut or ["none"], parts, party)
+    if out is not None:
+        _write(out, {})  # found out before the scores are computed, not after
     base = {
         "data": data,
         "labels": labels,
@@ -88,7 +89,6 @@ def risk(
         "seed": seed,
         "device": device,
     }
-    cuts = [{"cut": each, "parts": parts, "party": party} if each != "none" else {} for each in cut or ["none"]]
     dataset, found = _assess(
         base, models, cuts, defense or [], records, {"mode": mode, "alpha": centre, "noise_form": noise_form}, quiet
     )
@@ -105,6 +105,15 @@ def risk(
         if calibrated is not None:
             typer.echo(f"alpha = {calibrated['alpha']:.4f} over {calibrated['records']} undefended records")
     enforce(_outcome(limits, found))
+
+
+def _cuts(names: Sequence[str], parts: str, party: int) -> list[dict[str, Any]]:
+    """Return what each cut sets in a cell; ``none`` sets nothing."""
+    if party < 0:
+        raise UsageError(f"--party is {party}; count parties from 0")
+    if (parts != "whole" or party) and not set(names) - {"none"}:
+        raise UsageError("--parts and --party are for cut models; add --cut, as in --cut cut1, or leave them out")
+    return [{"cut": each, "parts": parts, "party": party} if each != "none" else {} for each in names]
 
 
 def _assess(

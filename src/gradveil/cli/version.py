@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.metadata
-import platform
-
 import typer
 
 import gradveil
@@ -20,6 +17,10 @@ def version(as_json: AsJson = False) -> None:
 
 def print_version(as_json: bool) -> None:
     """Print the versions without importing torch."""
+    # Slow to import, and every command, `--help` too, imports this file.
+    import importlib.metadata
+    import platform
+
     try:
         torch = importlib.metadata.version("torch")
     except importlib.metadata.PackageNotFoundError:

@@ -19,7 +19,7 @@ from gradveil.errors import UsageError
 from gradveil.records import Batch
 from gradveil.registry import Card, Registry
 
-__all__ = ["DATASETS", "DataCard", "Dataset", "validate"]
+__all__ = ["DATASETS", "DataCard", "Dataset", "check_values", "validate"]
 
 MOST_CLASSES = 100_000
 """More than this is taken for an id column mistaken for labels: a model with that many outputs would not fit anyway."""
@@ -129,7 +129,7 @@ def validate(data: Dataset) -> None:
         raise UsageError(f"{data.name!r} is empty: inputs have shape {tuple(data.inputs.shape)}; give at least one record")
     if data.inputs.dtype != torch.float32:
         raise UsageError(f"{data.name!r}: inputs are {data.inputs.dtype}; give float32 in [0, 1] (load_data converts files)")
-    _check_values(data.name, data.inputs)
+    check_values(data.name, data.inputs)
     if data.dense:
         _check_masks(data)
     else:
@@ -137,7 +137,8 @@ def validate(data: Dataset) -> None:
     _check_lengths(data)
 
 
-def _check_values(name: str, inputs: Tensor) -> None:
+def check_values(name: str, inputs: Tensor) -> None:
+    """Raise `UsageError` where inputs are not finite or not in [0, 1]."""
     finite = torch.isfinite(inputs)
     if not bool(finite.all()):
         row = int((~finite).flatten(1).any(1).nonzero()[0])

@@ -169,8 +169,8 @@ class SubspaceNoiseAdversary(OpenAdversary):
         inputs, targets = reconstruction.inputs, reconstruction.targets
         if inputs.ndim != 4:
             return reconstruction
-        if targets.ndim > 1:
-            targets = targets.argmax(1)
+        if targets.ndim == 2 and observation.labels is None:
+            targets = targets.argmax(1)  # soft labels that were searched for stand for classes; masks and several labels do not
         if self.defense.basis == "record":
             bases = self.defense.bases(observation.learner, inputs, targets)
         else:

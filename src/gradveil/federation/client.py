@@ -92,7 +92,10 @@ def horizontal_fault(defense: Defense) -> str | None:
     """Return None where every part of a defense has something to do when updates are sent, else one sentence why not."""
     for part in parts_of(defense):
         if set(part.stations()) - {"prepare"} == {"protect_embedding"}:
-            return f"{spell(part)} acts on embeddings, which only vertical learning sends; an update would go out unprotected"
+            return (
+                f"{spell(part)} acts on embeddings, which only vertical learning sends, so an update would go out unprotected; "
+                "audit a cut model with --cut, or choose a defense of updates"
+            )
     return None
 
 

@@ -27,7 +27,7 @@ import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor
 
-from gradveil.data.base import DATASETS
+from gradveil.data.base import DATASETS, check_values
 from gradveil.data.image_folder import SUFFIXES
 from gradveil.data.layout import to_inputs
 from gradveil.data.npz import read_npz
@@ -163,6 +163,7 @@ def _fit(inputs: Tensor, source: str, side: int, channels: int) -> Tensor:
     """Bring float pictures (N, C, H, W) in [0, 1] to bytes of the size and colours wanted."""
     if inputs.ndim != 4 or inputs.shape[1] not in (1, 3):
         raise UsageError(f"{source!r} holds no pictures: its records have shape {tuple(inputs.shape[1:])}")
+    check_values(source, inputs)
     if channels == 1 and inputs.shape[1] == 3:
         inputs = (inputs * torch.tensor(LUMA)[:, None, None]).sum(1, keepdim=True)
     if inputs.shape[2:] != (side, side):

@@ -17,7 +17,7 @@ from gradveil.cli.catalogue import KINDS, entries
 from tests.unit.report.example_results import make_results
 
 Captured = pytest.CaptureFixture[str]
-COMMANDS = ("", "audit", "init", "pretrain", "list", "show", "report", "check", "version")
+COMMANDS = ("", "audit", "risk", "train", "init", "pretrain", "list", "show", "report", "recommend", "check", "version")
 SOURCE = str(Path(gradveil.__file__).parents[1])
 DOCS = Path(__file__).resolve().parents[3] / "docs" / "cli.md"
 
@@ -37,6 +37,7 @@ def test_help_answers_within_half_a_second(command: str) -> None:
         times.append(time.perf_counter() - begun)
         assert (done.returncode, done.stderr) == (0, "")
         assert done.stdout.startswith(f"Usage: gradveil {command}".rstrip())
+        assert "\\[" not in done.stdout, "brackets are escaped"
         if times[-1] < 0.5:
             break
     assert min(times) < 0.5, f"--help took {min(times):.2f} s at best"

@@ -263,3 +263,35 @@ def test_ties_are_looked_for_on_the_device_of_the_values() -> None:
     with torch.device("meta"):
         assert [_tie_end(values, count) for count in range(5)] == [0, 1, 3, 3, 4]
     assert _tie_end(values[:0], 0) == 0
+
+
+def test_the_attacker_takes_several_labels_as_they_are_and_soft_ones_as_classes() -> None:
+    """An argmax over known labels that are no classes would give another record's Jacobian."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        many = Learner.of(Net(), loss_by_name("binary_cross_entropy")).to(torch.float64)
+    inputs, several = batch(2).inputs, torch.tensor([[0.0, 1.0, 1.0], [1.0, 0.0, 1.0]], dtype=torch.float64)
+    defense = InvLDNP(delta=0.01)
+    seen = observation_of(many, several)
+    found = defense.adversary().finish(Reconstruction(inputs, several, recipe="test"), seen)
+    wanted = denoise_in_subspace(inputs, defense.bases(many, inputs, several), defense.std)
+    assert torch.equal(found.inputs, wanted)
+    soft = torch.tensor([[0.1, 0.8, 0.1], [0.6, 0.2, 0.2]], dtype=torch.float64)
+    found = defense.adversary().finish(Reconstruction(inputs, soft, recipe="test"), observation_of(learner(), None))
+    wanted = denoise_in_subspace(inputs, defense.bases(learner(), inputs, torch.tensor([1, 0])), defense.std)
+    assert torch.equal(found.inputs, wanted)
+
+
+def observation_of(own: Learner, labels: Tensor | None) -> Observation:
+    update = Update({name: torch.zeros_like(value) for name, value in own.weights.items()}, examples=2)
+    return Observation(
+        learners=(own,),
+        updates=(update,),
+        payloads=(),
+        input_shape=SHAPE,
+        classes=3,
+        examples=2,
+        threat=ThreatModel(),
+        adversary=InvLDNP(delta=0.01).adversary(),
+        labels=labels,
+    )

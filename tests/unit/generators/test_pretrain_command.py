@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
@@ -99,3 +100,21 @@ def test_bad_requests_get_one_sentence(arguments: list[str], words: str, capsys:
     said = capsys.readouterr().err
     assert words in said
     assert "Traceback" not in said
+
+
+@pytest.mark.parametrize("bad", [float("nan"), 7.0])
+def test_values_that_are_no_pixels_are_refused_not_clamped(bad: float, tmp_path: Path, capsys: Captured) -> None:
+    pictures = np.full((20, 8, 8), 0.5, dtype=np.float32)
+    pictures[3, 0, 0] = bad
+    np.savez(tmp_path / "scans.npz", images=pictures)
+    options = ["--data", str(tmp_path / "scans.npz"), "--steps", "1", "--quiet", "--out", str(tmp_path / "made")]
+    assert main(["pretrain", "style-32-grey", *options]) == 2
+    assert ("NaN or infinite, first in record 3" if bad != bad else "must lie in [0, 1]") in capsys.readouterr().err
+
+
+def test_a_folder_that_cannot_be_written_is_found_before_the_training(tmp_path: Path, capsys: Captured) -> None:
+    (tmp_path / "file").touch()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(pretraining, "pretrain", lambda *given, **named: pytest.fail("trained all the same"))
+        assert main(["pretrain", "style-32-grey", "--data", "digits", "--out", str(tmp_path / "file" / "deep")]) == 2
+    assert "choose another folder with --out" in capsys.readouterr().err

@@ -108,6 +108,9 @@ def test_command_scores_the_part_of_one_party(capsys: pytest.CaptureFixture[str]
         (["--cut", "cut1", "--party", "1"], "no party 1"),
         (["--cut", "cut1", "--defense", "pruning(rate=0.9)"], "only embeddings leave a party"),
         (["--defense", "embedding_noise"], "only vertical learning sends"),
+        (["--parts", "left_right"], "add --cut"),
+        (["--cut", "none", "--party", "1"], "add --cut"),
+        (["--out", f"{__file__}/here"], "choose another --out"),
     ],
 )
 def test_command_refuses_in_one_sentence(options: list[str], sentence: str, capsys: pytest.CaptureFixture[str]) -> None:
