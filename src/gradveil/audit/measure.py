@@ -245,8 +245,11 @@ def _records(subject: Subject, selected: Scored, best: Scored, kept: Sequence[Re
 
 
 def _pseudonym(kind: str, identity: str, subject: Subject) -> str:
-    """Return a name that is stable within this data set and seed but does not reveal the id without the data."""
-    salt = f"{subject.dataset.digest()}|{subject.cell.seed}|{kind}|{identity}"
+    """Return a name that is stable within this data set and seed but does not reveal the id without the data.
+
+    The salt is a digest of its own: the ordinary one stands in alpha.json and risk.json, and with it ids could be guessed.
+    """
+    salt = f"{subject.dataset.digest('pseudonyms')}|{subject.cell.seed}|{kind}|{identity}"
     return f"{kind}-{hashlib.sha256(salt.encode()).hexdigest()[:6]}"
 
 

@@ -107,9 +107,14 @@ class Dataset:
             return [len(self)]
         return [int(count) for count in torch.bincount(self.targets, minlength=self.classes)]
 
-    def digest(self) -> str:
-        """Return the SHA-256 of the content (inputs, targets, shapes, number of classes); names and ids do not matter."""
-        digest = hashlib.sha256(f"gradveil-data-1 {tuple(self.inputs.shape)} {self.classes}".encode())
+    def digest(self, purpose: str = "") -> str:
+        """Return the SHA-256 of the content (inputs, targets, shapes, number of classes); names and ids do not matter.
+
+        Args:
+            purpose: Gives a digest that nobody can tell from another purpose's without the content. That of no purpose is told
+                in files people share, so what must stay secret needs one.
+        """
+        digest = hashlib.sha256(f"gradveil-data-1{purpose} {tuple(self.inputs.shape)} {self.classes}".encode())
         digest.update(self.inputs.contiguous().numpy().tobytes())
         digest.update(self.targets.contiguous().numpy().tobytes())
         return digest.hexdigest()

@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from gradveil.audit.measure import CellResult, run_cell
+from gradveil.audit.measure import CellResult, _pseudonym, run_cell
 from gradveil.audit.subjects import build_learner
 from gradveil.cli import main
 from gradveil.defenses import build_defense
 from gradveil.errors import UsageError
 from gradveil.tensors import Named
-from tests.unit.audit.small import CELL, digits
+from tests.unit.audit.small import CELL, digits, make_subject
 
 Captured = pytest.CaptureFixture[str]
 
@@ -193,3 +194,12 @@ def test_a_result_holds_one_picture_per_record() -> None:
     result: CellResult = run_cell(CELL.replace(records=3, batch_size=2), digits())
     assert {value.shape for value in result.pictures.values()} == {(4, 1, 8, 8)}
     assert len(result.record["records"]) == result.record["n"] == 4
+
+
+def test_a_pseudonym_cannot_be_guessed_from_what_is_shared() -> None:
+    """The seed is in every report and the digest of the data in alpha.json: with both, a list of names must still not help."""
+    subject = make_subject()
+    shared = f"{subject.dataset.digest()}|{subject.cell.seed}|r|someone"
+    assert _pseudonym("r", "someone", subject) != f"r-{hashlib.sha256(shared.encode()).hexdigest()[:6]}"
+    assert _pseudonym("r", "someone", subject) == _pseudonym("r", "someone", make_subject(seed=subject.cell.seed))
+    assert subject.dataset.digest("pseudonyms") != subject.dataset.digest()
