@@ -314,6 +314,9 @@ def noise_range(
 
     At least one direction carries noise where anything depends on the input: on a spectrum so steep that both shares end at the
     same value, j is one less than k. Directions that rounding decides, and ranks beyond ``most``, are left out.
+
+    Raises:
+        UsageError: Mode ``leading`` found too few vectors to reach beyond the share ``low``.
     """
     from gradveil.risk.spectra import choose_mode, spectrum
 
@@ -321,6 +324,12 @@ def noise_range(
     found = spectrum(jacobian, mode=chosen, leading=min(most, jacobian.inputs), right=True, seed=seed or Seed(0))
     if found.dead or found.right is None:
         return NoiseRange(jacobian.at.new_zeros((0, jacobian.inputs)), 0, 0)
+    if not found.whole and len(found.values) < most and _count(found, low, rule) >= len(found.values):
+        # The range with noise lies beyond what was found; noise on the last one alone would protect nothing and look like it.
+        raise UsageError(
+            f"only {len(found.values)} leading singular vectors could be found, and they hold less than the share {low:g} that "
+            "is spared, so no direction for the noise is known; set mode = 'gram', or spare less"
+        )
     sound = int((found.values > DETERMINED[jacobian.at.dtype] * found.values[0]).sum())
     first, last = noisy_ranks(found, low=low, high=high, rule=rule, most=min(most, sound))
     rows = (found.right[:, first:last] / found.values[first:last]).T

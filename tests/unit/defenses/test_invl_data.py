@@ -16,12 +16,14 @@ from gradveil.data.public import public_images
 from gradveil.defenses import ClientView, Defense, InvLDNP, build_defense
 from gradveil.defenses.denoising import denoise_images, denoise_in_subspace
 from gradveil.defenses.invl_dnp import MADE
-from gradveil.defenses.singular_noise import _tie_end, leading_count, right_bases
+from gradveil.defenses.singular_noise import _tie_end, leading_count, noise_range, right_bases
 from gradveil.errors import ReplaceLayer, UsageError
 from gradveil.learning import Learner, TrainingSettings, loss_by_name
 from gradveil.models import build_model
 from gradveil.randomness import Seed
 from gradveil.records import Batch, Observation, Reconstruction, ThreatModel, Update
+from gradveil.risk import lanczos
+from gradveil.risk.jacobians import jacobian_of
 
 GOLDEN: dict[str, dict[str, Any]] = json.loads((Path(__file__).parents[2] / "golden" / "defenses_invl.json").read_text())
 SHAPE, M = (1, 6, 6), 36
@@ -295,3 +297,14 @@ def observation_of(own: Learner, labels: Tensor | None) -> Observation:
         adversary=InvLDNP(delta=0.01).adversary(),
         labels=labels,
     )
+
+
+def test_noise_whose_directions_were_not_found_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a flat spectrum the spared share ends beyond what Lanczos found: noise on one leftover direction would be a sham."""
+    monkeypatch.setattr(lanczos, "MOST", 32)
+    values = torch.arange(1, 101, dtype=torch.float64) ** -0.2
+    jacobian = jacobian_of(lambda point: values * point, torch.ones(100, dtype=torch.float64))
+    with pytest.raises(UsageError, match="no direction for the noise is known"):
+        noise_range(jacobian, low=0.6, high=0.95, rule="sum", mode="leading", most=4096)
+    found = noise_range(jacobian, low=0.6, high=0.95, rule="sum", mode="gram", most=4096)
+    assert found.last - found.first > 20
