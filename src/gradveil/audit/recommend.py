@@ -170,7 +170,9 @@ def recommend(results: Results, asked: Requirements) -> Recommendation:
 def _check_evidence(settings: Sequence[Setting]) -> None:
     cells = [cell for setting in settings for cell in setting.defended]
     if not cells:
-        raise UsageError('no defense was measured in this run; name some in the plan, as in defense = ["none", "pruning:ladder"]')
+        raise UsageError(
+            'no defense of updates was measured in this run; name some in the plan, as in defense = ["none", "pruning:ladder"]'
+        )
     if all(cell.utility is None for cell in cells):
         raise UsageError(
             "accuracy was not measured in this run, so nothing can be recommended; add a [utility] section to the plan, or run "

@@ -19,6 +19,9 @@ if TYPE_CHECKING:
 
 __all__ = ["print_estimate", "print_results", "results_as_dict"]
 
+WIDEST = 1000
+"""More characters than a table can need: spellings of defenses are folded."""
+
 
 def print_results(folder: Path) -> None:
     """Print the verdict and a table per setting of a results folder."""
@@ -34,11 +37,21 @@ def print_results(folder: Path) -> None:
         out.print(progress_sentence(results))
     for setting in headline.settings:
         out.print(f"\n{setting_words(setting.cells[0])} · attacked by {setting.cells[0].ensemble}")
-        out.print(_table(setting))
+        _print_whole(_table(setting), out)
     _print_doubts(results, out)
     scored = next((cell.risk for cell in results.cells if cell.risk is not None and cell.risk.defended is not None), None)
     if scored is not None:
         out.print(f"InvRE: exposure without an attack, mean over records and the most that any may score. {scored.meaning}")
+
+
+def _print_whole(table: Table, out: Console) -> None:
+    """Print a table as wide as it must be: cut to the screen it would lose its last column, the verdict."""
+    from rich.measure import Measurement
+
+    needed = Measurement.get(out, out.options.update(width=WIDEST), table).maximum
+    before, out.width = out.width, max(out.width, needed)
+    out.print(table)
+    out.width = before
 
 
 def _table(setting: Setting) -> Table:
@@ -49,7 +62,7 @@ def _table(setting: Setting) -> Table:
     from gradveil.report.verdict import bar_of, status_of
 
     table = Table(box=SIMPLE_HEAD, pad_edge=False)
-    table.add_column("defense", overflow="fold", min_width=26)
+    table.add_column("defense", overflow="fold", min_width=26, max_width=60)
     trained = any(cell.utility is not None for cell in setting.cells)
     scored = any(cell.risk is not None and cell.risk.defended is not None for cell in setting.cells)
     more = (*(("accuracy", "change") if trained else ()), *(("InvRE",) if scored else ()))

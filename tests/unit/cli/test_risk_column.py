@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from gradveil.cli import output
 from gradveil.cli.results import print_results, results_as_dict
 from tests.unit.report.example_results import make_results
 from tests.unit.report.test_report_certificates import change
@@ -34,3 +35,15 @@ def test_without_scores_there_is_no_column(tmp_path: Path, capsys: pytest.Captur
     print_results(folder)
     assert "InvRE" not in capsys.readouterr().out
     assert {row["risk"] for row in results_as_dict(folder)["cells"]} == {None}
+
+
+def test_the_verdict_stays_in_the_table_however_narrow_the_screen(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(output, "WIDE", 70)
+    print_results(make_results(tmp_path))
+    lines = capsys.readouterr().out.splitlines()
+    (head,) = [line for line in lines if line.split()[:2] == ["defense", "identified"]]
+    rows = [line for line in lines if line.startswith((" none ", " gaussian_noise", " pruning"))]
+    assert head.split()[-2:] == ["InvRE", "verdict"]
+    assert rows and all("≤" in row and row[head.index("verdict") :].strip() for row in rows)
