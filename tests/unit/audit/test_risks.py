@@ -109,11 +109,15 @@ def test_correlation_is_that_of_the_statistics_books() -> None:
     found = correlate([*scores, 0.2], [*errors, None])
     assert found["n"] == 4
     assert found["pearson"]["value"] == pytest.approx(float(np.corrcoef(scores, errors)[0, 1]))
-    assert found["spearman"] == {"value": -1.0, "p": 0.0} or found["spearman"]["value"] == pytest.approx(-1.0)
+    assert found["spearman"]["value"] == pytest.approx(-1.0)
+    assert found["spearman"]["p"] == pytest.approx(2 / 24), "two of the 24 orders of four records are in line"
     t = found["pearson"]["value"] * (2 / (1 - found["pearson"]["value"] ** 2)) ** 0.5
     assert found["pearson"]["p"] == pytest.approx(2 * stats.t.sf(abs(t), 2))
     for few, constant in (([0.1, 0.2], [1.0, 2.0]), ([0.5, 0.5, 0.5], [1.0, 2.0, 3.0]), ([0.1, 0.2, 0.3], [1.0, 1.0, 1.0])):
         assert correlate(few, constant)["pearson"] is None
+    assert correlate([0.1, 0.2, 0.3, 0.4], [3.0, 1.0, 2.0, 4.0])["spearman"]["p"] == pytest.approx(0.75)  # rho 0.4, in tables
+    many = list(range(8))
+    assert correlate(many, [*many[1:], 0])["spearman"]["p"] == pytest.approx(stats.spearmanr(many, [*many[1:], 0]).pvalue)
     json.dumps(found, allow_nan=False)
 
 
