@@ -59,5 +59,14 @@ def _value(value: Any) -> str:
     if isinstance(value, (list, tuple)):
         return ", ".join(str(each) for each in value)
     if isinstance(value, dict):
-        return ", ".join(f"{key}={each!r}" for key, each in value.items()) or "{}"
+        return ", ".join(f"{key}={_part(each)}" for key, each in value.items()) or "{}"
     return str(value)
+
+
+def _part(value: Any) -> str:
+    """Return a value inside another one: measured numbers with four digits, not seventeen."""
+    if isinstance(value, dict):
+        return f"({_value(value)})"
+    if isinstance(value, list):
+        return f"[{', '.join(_part(each) for each in value)}]"
+    return f"{value:.4g}" if isinstance(value, float) else repr(value)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 import time
@@ -149,3 +150,10 @@ def test_a_reader_that_leaves_is_neither_a_leak_nor_a_pass() -> None:
     environment = {**os.environ, "PYTHONPATH": SOURCE, "PYTHONUNBUFFERED": "1"}
     done = subprocess.run(["bash", "-c", command], env=environment, capture_output=True, text=True, check=False, timeout=60)
     assert (done.returncode, done.stderr) == (141, "")
+
+
+def test_show_gives_measurements_with_four_digits(capsys: Captured) -> None:
+    assert main(["show", "evaluation-32"]) == 0
+    (line,) = [line for line in capsys.readouterr().out.splitlines() if line.startswith("measured: ")]
+    assert "held_out_by_tiles=(mean=[0.0139, " in line and "{" not in line
+    assert not re.search(r"\d\.\d{7}", line)
