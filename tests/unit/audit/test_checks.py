@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections.abc import Callable
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -198,3 +199,13 @@ def test_checks_are_plain_values() -> None:
         "sentence": "All candidates stayed finite.",
         "remedy": "",
     }
+
+
+def test_given_masks_are_not_called_labels_that_could_be_withheld() -> None:
+    """Data with masks is refused without --known-labels, so the remedy must not ask for that."""
+    told = SimpleNamespace(
+        subject=SimpleNamespace(cell=SimpleNamespace(tells_labels=True), dataset=SimpleNamespace(dense=True)),
+        candidates=[[SimpleNamespace(oracle_labels=True)]],
+    )
+    check = checks._oracle_labels(told)  # type: ignore[arg-type]
+    assert check.level == "warn" and "masks" in check.sentence and "known_labels" not in check.remedy
