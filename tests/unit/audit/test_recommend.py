@@ -172,7 +172,7 @@ def test_a_federation_that_learned_nothing_recommends_nothing(tmp_path: Path) ->
 
 
 def test_no_defense_at_all_is_one_sentence(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="no defense was measured"):
+    with pytest.raises(UsageError, match="no defense of updates was measured"):
         ask(tmp_path, NONE, max_accuracy_drop=1)
 
 
