@@ -5,7 +5,7 @@ the best null; ``none`` and plain SVDefense stand at its weak end. Accuracy come
 runs that differ only in the defense share partition, client sampling, batches and first weights.
 
     python benchmarks/svdefense_hardening.py --device cuda --ensemble standard --records 64 --out results/svdefense_hardening
-    python benchmarks/svdefense_hardening.py --records 8 --knob 0.5 --steps 20 --rounds 2 --seeds 1 --out /tmp/curve
+    python benchmarks/svdefense_hardening.py --records 8 --knob 0.5 --steps 20 --rounds 2 --seeds 1 --out DIR
 
 Cells are written one by one, and those already in the folder are not run again.
 """

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 
 import torch
@@ -10,7 +9,7 @@ from torch import Tensor
 
 from gradveil.adversary import OBSERVED, OpenAdversary
 from gradveil.defenses.base import DEFENSES, ClientView, Defense, DefenseCard, State
-from gradveil.defenses.settings import check_flag, check_number
+from gradveil.defenses.settings import check_flag, check_number, noise_std
 from gradveil.learning.embedding import EMBEDDING, EMBEDDING_GRADIENT
 from gradveil.records import Comparison, Observation
 from gradveil.tensors import Named, check_finite
@@ -90,7 +89,7 @@ class EmbeddingNoise(Defense):
     @property
     def std(self) -> float:
         """Standard deviation of the noise."""
-        return math.sqrt(self.delta) if self.variance else self.delta
+        return noise_std(self.delta, self.variance)
 
     def protect_embedding(self, embedding: Tensor, view: ClientView, state: State) -> tuple[Tensor, State]:
         """Add the noise; the same seed, round and position in a chain give the same bits."""

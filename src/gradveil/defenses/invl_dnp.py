@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import math
 from dataclasses import dataclass
 from typing import Literal
 
@@ -13,7 +12,7 @@ from torch import Tensor
 from gradveil.adversary import OpenAdversary, prefixed, with_prefix
 from gradveil.defenses.base import DEFENSES, ClientView, Defense, DefenseCard, State
 from gradveil.defenses.denoising import denoise_in_subspace
-from gradveil.defenses.settings import check_choice, check_flag, check_number, check_whole
+from gradveil.defenses.settings import check_choice, check_flag, check_number, check_whole, noise_std
 from gradveil.defenses.singular_noise import QUICK, BasisMode, Rule, check_basis, check_share, class_centres, right_bases
 from gradveil.errors import UsageError
 from gradveil.learning.learner import Learner
@@ -95,7 +94,7 @@ class InvLDNP(Defense):
     @property
     def std(self) -> float:
         """Standard deviation of the noise along each direction."""
-        return math.sqrt(self.delta) if self.variance else self.delta
+        return noise_std(self.delta, self.variance)
 
     @property
     def needs_labels(self) -> bool:

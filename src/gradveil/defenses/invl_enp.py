@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
@@ -13,7 +12,7 @@ from torch import Tensor
 from gradveil.adversary import OBSERVED, OpenAdversary
 from gradveil.defenses.base import DEFENSES, ClientView, Defense, DefenseCard, State
 from gradveil.defenses.embedding_noise import EmbeddingAdversary
-from gradveil.defenses.settings import check_choice, check_flag, check_number, check_whole
+from gradveil.defenses.settings import check_choice, check_flag, check_number, check_whole, noise_std
 from gradveil.defenses.singular_noise import (
     QUICK,
     BasisMode,
@@ -115,7 +114,7 @@ class InvLENP(Defense):
     @property
     def std(self) -> float:
         """Standard deviation of the noise along each direction."""
-        return math.sqrt(self.delta) if self.variance else self.delta
+        return noise_std(self.delta, self.variance)
 
     def protect_embedding(self, embedding: Tensor, view: ClientView, state: State) -> tuple[Tensor, State]:
         """Add the noise; the same seed, round and position in a chain give the same bits."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import math
 from dataclasses import dataclass
 from typing import Literal
 
@@ -13,7 +12,7 @@ from torch import Tensor
 from gradveil.adversary import OpenAdversary, prefixed, with_prefix
 from gradveil.defenses.base import DEFENSES, ClientView, Defense, DefenseCard, State
 from gradveil.defenses.invl_gnp_adversary import SubspaceUpdateAdversary
-from gradveil.defenses.settings import check_choice, check_flag, check_number, check_whole
+from gradveil.defenses.settings import check_choice, check_flag, check_number, check_whole, noise_std
 from gradveil.defenses.singular_noise import (
     QUICK,
     BasisMode,
@@ -111,7 +110,7 @@ class InvLGNP(Defense):
     @property
     def std(self) -> float:
         """Standard deviation of the noise along each direction."""
-        return math.sqrt(self.delta) if self.variance else self.delta
+        return noise_std(self.delta, self.variance)
 
     def protect_update(self, update: Update, view: ClientView, state: State) -> tuple[Update, State]:
         """Add the noise; the same seed, round and position in a chain give the same bits."""

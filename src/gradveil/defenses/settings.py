@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from gradveil.errors import UsageError, suggest
 
-__all__ = ["check_choice", "check_flag", "check_number", "check_whole"]
+__all__ = ["check_choice", "check_flag", "check_number", "check_whole", "noise_std"]
 
 
 def check_number(
@@ -56,3 +56,12 @@ def check_flag(owner: str, setting: str, value: object) -> None:
     """Refuse anything but True and False."""
     if not isinstance(value, bool):
         raise UsageError(f"{owner}: {setting} is {value!r}; it must be True or False")
+
+
+def noise_std(delta: float, variance: bool) -> float:
+    """Return the standard deviation that δ stands for: the InvRE paper calls it a variance here and a strength there.
+
+    >>> noise_std(0.25, variance=True), noise_std(0.25, variance=False)
+    (0.5, 0.25)
+    """
+    return math.sqrt(delta) if variance else delta
