@@ -24,6 +24,7 @@ class Cell:
         data: Built-in name or path.
         labels: Path of a labels file, or empty.
         scale: How values of files are brought to [0, 1]; see `gradveil.data.load_data`.
+        read: How files are read otherwise; see `gradveil.data.reading`.
         model: Built-in spelling or ``module:factory``.
         weights: Path of a weights file, or empty.
         state: ``untrained``; ``trained(steps=N)`` after N steps of SGD on the audited data; ``given`` with weights.
@@ -54,6 +55,7 @@ class Cell:
     data: str = "photos"
     labels: str = ""
     scale: str = ""
+    read: str = ""
     model: str = "lenet"
     weights: str = ""
     state: str = "untrained"

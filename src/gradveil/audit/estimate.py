@@ -181,11 +181,11 @@ def _trainings(cells: list[Cell], utility: UtilitySettings) -> list[TrainingEsti
 
 
 def _rows(cells: list[Cell]) -> list[CellEstimate]:
-    data: dict[tuple[str, str, str], Dataset] = {}
+    data: dict[tuple[str, str, str, str], Dataset] = {}
     speeds: dict[Cell, _Speed] = {}
     rows = []
     for cell in cells:
-        source = (cell.data, cell.labels, cell.scale)
+        source = (cell.data, cell.labels, cell.scale, cell.read)
         if source not in data:
             data[source] = load_cell_data(cell)
         bare = cell.replace(defense="none", ensemble="quick", state=_untrained(cell))

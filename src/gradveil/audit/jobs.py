@@ -20,7 +20,7 @@ from gradveil.registry import import_object, parse_call, split_chain
 
 __all__ = ["Board", "Job", "Progress", "cell_key", "do_job", "training_key"]
 
-Digests = dict[tuple[str, str, str], str]
+Digests = dict[tuple[str, str, str, str], str]
 
 
 @dataclass(frozen=True)
@@ -78,7 +78,7 @@ def training_key(training: Training, digests: Digests) -> str:
 
 
 def _content(work: Cell | Training, digests: Digests) -> dict[str, str | int]:
-    source = (work.data, work.labels, work.scale)
+    source = (work.data, work.labels, work.scale, work.read)
     if source not in digests:
         digests[source] = load_cell_data(work).digest()
     weights = hashlib.sha256(Path(work.weights).read_bytes()).hexdigest() if work.weights else ""

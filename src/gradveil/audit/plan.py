@@ -58,6 +58,7 @@ class Plan:
         data: Built-in names or paths.
         labels: One label file for all data, or one for each.
         scale: How values of files come to [0, 1].
+        read: How files are read otherwise; see `gradveil.data.reading`.
         loss: Registered loss or ``module:function``.
         batch_norm: ``eval`` or ``train``.
         optimizer: ``sgd`` or ``adam``.
@@ -92,6 +93,7 @@ class Plan:
     data: tuple[str, ...] = ("photos",)
     labels: tuple[str, ...] = ()
     scale: str = ""
+    read: str = ""
     loss: str = "cross_entropy"
     batch_norm: str = "eval"
     optimizer: str = "sgd"
@@ -162,7 +164,7 @@ class Plan:
     def override(self, **changes: Any) -> Plan:
         """Return a copy with some values changed; None leaves a value alone.
 
-        What belongs to a replaced value goes with it: labels and scale with the data, weights with the model.
+        What belongs to a replaced value goes with it: labels, scale and read with the data, weights with the model.
         """
         given = {name: value for name, value in changes.items() if value is not None}
         names = [field.name for field in dataclasses.fields(self)]
@@ -170,7 +172,7 @@ class Plan:
             if name not in names:
                 raise UsageError(f"a plan has no {name!r}{suggest(name, names)}")
         if "data" in given:
-            given = {"labels": (), "scale": "", **given}
+            given = {"labels": (), "scale": "", "read": "", **given}
         if "model" in given:
             given = {"weights": (), "state": tuple(s for s in self.state if s != "given"), **given}
         if given.get("weights") and "state" not in changes:
@@ -266,16 +268,16 @@ class Plan:
         Raises:
             UsageError: One sentence about shapes, values, weights or too few records.
         """
+        from gradveil.audit.cells import Cell
         from gradveil.audit.subjects import check_masks
-        from gradveil.data import load_data
+        from gradveil.data import load_source
         from gradveil.models import build_model
         from gradveil.randomness import Seed
 
         self.check()
         seed = Seed(self.seed).child("model")
         for source, labels in self._sources():
-            options = {name: value for name, value in (("labels", labels), ("scale", self.scale)) if value}
-            data = load_data(source, **options)  # type: ignore[arg-type]
+            data = load_source(Cell(data=source, labels=labels, scale=self.scale, read=self.read))
             units = [size * clients for size in self.batch_size for clients in self.clients]
             wanted = max(-(-self.records // unit) * unit for unit in units)
             if wanted > len(data):
@@ -328,6 +330,7 @@ class Plan:
         )
         common: dict[str, Any] = {
             "scale": self.scale,
+            "read": self.read,
             "records": self.records,
             "seed": self.seed,
             "batch_norm": self.batch_norm,

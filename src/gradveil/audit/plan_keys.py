@@ -104,6 +104,15 @@ def _risk(place: str, value: Any) -> str:
     return ("off", "auto")[value] if isinstance(value, bool) else _choice(*RISKS)(place, value)
 
 
+def _reading(place: str, value: Any) -> str:
+    text = _text(place, value)
+    if not text:
+        return ""
+    from gradveil.data.reading import read_text  # opened only where it is needed: it loads torch
+
+    return read_text(text)
+
+
 def _key(section: str, name: str, read: Reader, meaning: str, *, field: str = "", many: bool = False) -> Key:
     return Key(section, name, read, meaning, field or name, many)
 
@@ -122,6 +131,7 @@ KEYS = (
     _key("data", "source", _named, "built-in name, .npz, .npy, IDX or folder of pictures", field="data", many=True),
     _key("data", "labels", _text, "label file; one for all sources, or one per source", many=True),
     _key("data", "scale", _choice("", "auto", "minmax", "none"), "how values of files come to [0, 1]: auto, minmax or none"),
+    _key("data", "read", _reading, "how files are read otherwise, as in size=64x64, owner_column=patient"),
     _key("training", "loss", _named, "registered loss or module:function"),
     _key("training", "batch_norm", _choice("eval", "train"), "eval uses running statistics, train those of the batch"),
     _key("training", "optimizer", _choice("sgd", "adam"), "of the local steps"),

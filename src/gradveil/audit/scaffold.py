@@ -12,10 +12,11 @@ from torch import nn
 from torch.nn.modules.dropout import _DropoutNd
 
 from gradveil.attacks.labels import classifier_layer
+from gradveil.audit.cells import Cell
 from gradveil.audit.plan import Plan
 from gradveil.audit.plan_keys import KEYS, SECTIONS, toml_text
 from gradveil.audit.utility_settings import UtilitySettings
-from gradveil.data import DATASETS, Dataset, load_data
+from gradveil.data import DATASETS, Dataset, load_source
 from gradveil.errors import UsageError
 from gradveil.models import batch_norm_layers, build_model, parameter_count
 from gradveil.randomness import Seed
@@ -24,7 +25,7 @@ __all__ = ["Inspection", "inspect_inputs", "plan_text", "write_plan"]
 
 FEW_CANDIDATES = 100
 DEFAULT_RECORDS = 64
-QUIET_KEYS = frozenset({"steps", "execution", "risk", "out", "fail_if", "labels", "scale", "weights", "state"})
+QUIET_KEYS = frozenset({"steps", "execution", "risk", "out", "fail_if", "labels", "scale", "read", "weights", "state"})
 """Shown as a comment where the plan does not set them."""
 
 EXAMPLES: dict[str, Any] = {
@@ -35,6 +36,7 @@ EXAMPLES: dict[str, Any] = {
     "fail_if": "identified>0.05",
     "labels": "labels.csv",
     "scale": "minmax",
+    "read": "owner_column=patient",
     "weights": "model.safetensors",
     "state": ["untrained", "trained(steps=200)"],
 }
@@ -132,8 +134,7 @@ class Inspection:
 
 def inspect_inputs(plan: Plan) -> Inspection:
     """Load the first data of a plan and build its first model, and look at both."""
-    options = {name: value for name, value in (("labels", "".join(plan.labels[:1])), ("scale", plan.scale)) if value}
-    data = load_data(plan.data[0], **options)  # type: ignore[arg-type]
+    data = load_source(Cell(data=plan.data[0], labels="".join(plan.labels[:1]), scale=plan.scale, read=plan.read))
     weights = plan.weights[0] if plan.weights else None
     seed = Seed(plan.seed).child("model")
     shapes: dict[str, Any] = {"input_shape": data.input_shape, "classes": data.classes, "dense": data.dense}
@@ -165,7 +166,7 @@ def write_plan(path: Path, *, force: bool = False, **choices: Any) -> tuple[Path
     Args:
         path: The file to write.
         force: Whether a file that is there already may be replaced.
-        choices: Fields of `Plan`: data, labels, scale, model, weights.
+        choices: Fields of `Plan`: data, labels, scale, read, model, weights.
 
     Returns:
         The path, and what was found.
@@ -256,6 +257,7 @@ def _from_folder(plan: Plan, folder: Path) -> Plan:
         data=tuple(seen_source(source) for source in plan.data),
         labels=tuple(seen(path) for path in plan.labels),
         scale=plan.scale,
+        read=plan.read,
         model=tuple(seen_code(model) for model in plan.model),
         weights=tuple(seen(path) for path in plan.weights),
     )

@@ -16,7 +16,7 @@ from gradveil.attacks.base import Desk
 from gradveil.audit.cells import Cell
 from gradveil.audit.parties import build_party, own_data, own_part
 from gradveil.audit.trainings import Training
-from gradveil.data import Dataset, foreground, load_data, public_images
+from gradveil.data import Dataset, foreground, load_source, public_images
 from gradveil.defenses import Defense, build_defense, parts_of
 from gradveil.defenses.base import MEASURED
 from gradveil.errors import UsageError
@@ -110,8 +110,7 @@ class Subject:
 
 def load_cell_data(cell: Cell | Training) -> Dataset:
     """Load the audited data."""
-    options = {name: value for name, value in (("labels", cell.labels), ("scale", cell.scale)) if value}
-    return load_data(cell.data, **options)  # type: ignore[arg-type]
+    return load_source(cell)
 
 
 def check_masks(dataset: Dataset, known: bool) -> None:

@@ -47,6 +47,7 @@ class Training:
         data: Built-in name or path.
         labels: Path of a labels file, or empty.
         scale: How values of files are brought to [0, 1].
+        read: How files are read otherwise; see `gradveil.data.reading`.
         model: Built-in spelling or ``module:factory``.
         weights: Path of the weights it starts from, or empty for fresh ones.
         defense: Spelling of the defense or chain.
@@ -59,6 +60,7 @@ class Training:
     data: str
     labels: str = ""
     scale: str = ""
+    read: str = ""
     model: str
     weights: str = ""
     defense: str = BASELINE
@@ -104,6 +106,7 @@ def trainings_of(cell: Cell, utility: UtilitySettings) -> list[Training]:
             data=cell.data,
             labels=cell.labels,
             scale=cell.scale,
+            read=cell.read,
             model=cell.model,
             weights=cell.weights,
             defense=cell.defense,
@@ -195,11 +198,10 @@ def _record(training: Training, key: str, result: TrainingResult) -> dict[str, A
 
 def _chance(training: Training) -> float:
     """Return the accuracy of always naming the most frequent class; of masks, the mean Dice of calling every pixel foreground."""
-    from gradveil.data import load_data
+    from gradveil.data import load_source
     from gradveil.metrics import dice
 
-    options = {name: value for name, value in (("labels", training.labels), ("scale", training.scale)) if value}
-    data = load_data(training.data, **options)  # type: ignore[arg-type]
+    data = load_source(training)
     if data.dense:
         return float(dice(data.targets >= 0, data.targets).mean())
     counts = data.counts()

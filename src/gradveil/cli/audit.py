@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from gradveil.cli.output import AsJson, note, print_json
+from gradveil.cli.output import READ_HELP, AsJson, note, print_json
 from gradveil.errors import UsageError
 
 if TYPE_CHECKING:
@@ -37,6 +37,7 @@ def audit(
     data: Annotated[Texts, typer.Option(help="Built-in name, .npz, .npy, IDX or folder of pictures; repeatable.")] = None,
     labels: Annotated[Texts, typer.Option(help="Label file (.csv, .npy or IDX).")] = None,
     scale: Annotated[str | None, typer.Option(help="How values come to [0, 1]: auto, minmax or none.")] = None,
+    read: Annotated[str | None, typer.Option(metavar="SETTINGS", help=READ_HELP)] = None,
     model: Annotated[Texts, typer.Option(help="Built-in name, module:factory or file.py:factory; repeatable.")] = None,
     weights: Annotated[Texts, typer.Option(help=".safetensors, or a state dict as .pt or .pth.")] = None,
     batch_size: Annotated[Wholes, typer.Option(help="Records behind one update; repeatable.")] = None,
@@ -74,6 +75,7 @@ def audit(
         "data": data,
         "labels": labels,
         "scale": scale,
+        "read": read,
         "model": model,
         "weights": weights,
         "batch_size": batch_size,

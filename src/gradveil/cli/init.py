@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from gradveil.cli.output import AsJson, print_json
+from gradveil.cli.output import READ_HELP, AsJson, print_json
 
 __all__ = ["init"]
 
@@ -16,6 +16,7 @@ def init(
     data: Annotated[str | None, typer.Option(help="Built-in name, .npz, .npy, IDX or folder of pictures.")] = None,
     labels: Annotated[str | None, typer.Option(help="Label file (.csv, .npy or IDX).")] = None,
     scale: Annotated[str | None, typer.Option(help="auto, minmax or none.")] = None,
+    read: Annotated[str | None, typer.Option(metavar="SETTINGS", help=READ_HELP)] = None,
     model: Annotated[str | None, typer.Option(help="Built-in name, module:factory or file.py:factory.")] = None,
     weights: Annotated[str | None, typer.Option(help=".safetensors, or a state dict as .pt or .pth.")] = None,
     out: Annotated[
@@ -32,7 +33,7 @@ def init(
     """
     from gradveil.audit.scaffold import write_plan
 
-    path, found = write_plan(out, force=force, data=data, labels=labels, scale=scale, model=model, weights=weights)
+    path, found = write_plan(out, force=force, data=data, labels=labels, scale=scale, read=read, model=model, weights=weights)
     if as_json:
         print_json({"plan": str(path), **found.as_dict()})
         return

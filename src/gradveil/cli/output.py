@@ -10,10 +10,11 @@ import typer
 if TYPE_CHECKING:
     from rich.console import Console
 
-__all__ = ["AsJson", "console", "note", "print_json"]
+__all__ = ["READ_HELP", "AsJson", "console", "note", "print_json"]
 
 AsJson = Annotated[bool, typer.Option("--json", help="Print the result as JSON.")]
 WIDE = 140
+READ_HELP = "How files are read, as in 'size=64x64, colour=false, owner_column=patient'; see docs/data.md."
 
 
 def print_json(value: Any) -> None:

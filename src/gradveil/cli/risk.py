@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from gradveil.cli.output import AsJson, console, note, print_json
+from gradveil.cli.output import READ_HELP, AsJson, console, note, print_json
 from gradveil.errors import UsageError, suggest
 
 if TYPE_CHECKING:
@@ -33,6 +33,7 @@ def risk(
     data: Annotated[str, typer.Option(help="Built-in name, .npz, .npy, IDX or folder of pictures.")] = "photos",
     labels: Annotated[str, typer.Option(help="Label file (.csv, .npy or IDX).")] = "",
     scale: Annotated[str, typer.Option(help="How values come to [0, 1]: auto, minmax or none.")] = "auto",
+    read: Annotated[str, typer.Option(metavar="SETTINGS", help=READ_HELP)] = "",
     model: Annotated[Texts, typer.Option(help=MODEL_HELP)] = None,
     weights: Annotated[str, typer.Option(help=".safetensors, or a state dict as .pt or .pth.")] = "",
     defense: Annotated[Texts, typer.Option(help=DEFENSE_HELP)] = None,
@@ -82,6 +83,7 @@ def risk(
         "data": data,
         "labels": labels,
         "scale": "" if scale == "auto" else scale,
+        "read": read,
         "weights": weights,
         "state": "given" if weights else "untrained",
         "loss": loss,

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from gradveil.cli.output import AsJson, note, print_json
+from gradveil.cli.output import READ_HELP, AsJson, note, print_json
 from gradveil.errors import Unreliable, UsageError, suggest
 
 if TYPE_CHECKING:
@@ -32,6 +32,7 @@ def train(
     data: Annotated[Text, typer.Option(help="Built-in name, .npz, .npy, IDX or folder of pictures [photos].")] = None,
     labels: Annotated[Text, typer.Option(help="Label file (.csv, .npy or IDX).")] = None,
     scale: Annotated[Text, typer.Option(help="How values come to [0, 1]: auto, minmax or none.")] = None,
+    read: Annotated[Text, typer.Option(metavar="SETTINGS", help=READ_HELP)] = None,
     model: Annotated[Text, typer.Option(help="Built-in name, module:factory or file.py:factory [convnet].")] = None,
     weights: Annotated[Text, typer.Option(help="Weights to start from: .safetensors, .pt or .pth.")] = None,
     defense: Annotated[Text, typer.Option(help="Defense or chain that every client runs [none].")] = None,
@@ -72,6 +73,7 @@ def train(
         "data": data,
         "labels": labels,
         "scale": "" if scale == "auto" else scale,
+        "read": read,
         "model": model,
         "weights": weights,
         "defense": defense,

@@ -17,6 +17,7 @@ from gradveil.data.masks import foreground
 from gradveil.data.partitions import IID, PARTITIONS, ByOwner, ClassBalance, Dirichlet, Partition, Sizes
 from gradveil.data.photos import load_photos
 from gradveil.data.public import public_images
+from gradveil.data.reading import load_source, read_options, read_text
 from gradveil.data.segments import load_segments
 from gradveil.data.vertical import DIVISIONS, Columns, Division, LeftRight, TopBottom, Whole, part_of
 
@@ -42,7 +43,10 @@ __all__ = [
     "load_digits",
     "load_photos",
     "load_segments",
+    "load_source",
     "part_of",
     "public_images",
+    "read_options",
+    "read_text",
     "validate",
 ]

@@ -141,7 +141,7 @@ def read_images(
         if picture.shape[:2] != first:
             raise UsageError(
                 f"pictures differ in size: {name!r} is {_size(picture)}, the first one, {files[0]!r}, is {_size(pictures[0])}; "
-                "resize them to one size, or ask for it with size=(height, width)"
+                "resize them to one size, or ask for it with size=(height, width), on the command line --read size=64x64"
             )
     channels = max(picture.shape[2] for picture in pictures)
     return np.stack([np.broadcast_to(picture, (*first, channels)) for picture in pictures])

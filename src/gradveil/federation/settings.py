@@ -7,6 +7,7 @@ import math
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from gradveil.data.reading import read_text
 from gradveil.errors import UsageError, suggest
 from gradveil.learning.settings import TrainingSettings
 
@@ -40,6 +41,7 @@ class FederationSettings:
         data: Built-in name or path.
         labels: Path of a label file, or empty.
         scale: How values of files come to [0, 1]; empty is auto.
+        read: How files are read otherwise; see `gradveil.data.reading`.
         model: Built-in spelling, ``module:factory`` or ``file.py:factory``.
         weights: Weights to start from, or empty for fresh ones from the seed.
         defense: Spelling of the defense or chain every client runs.
@@ -69,6 +71,7 @@ class FederationSettings:
     data: str = "photos"
     labels: str = ""
     scale: str = ""
+    read: str = ""
     model: str = "convnet"
     weights: str = ""
     defense: str = "none"
@@ -95,6 +98,7 @@ class FederationSettings:
 
     def __post_init__(self) -> None:
         """Refuse settings that mean nothing, in one sentence each."""
+        object.__setattr__(self, "read", read_text(self.read))
         for name, choices in _CHOICES.items():
             if getattr(self, name) not in choices:
                 raise UsageError(f"{name} is {getattr(self, name)!r}{suggest(str(getattr(self, name)), choices)}")

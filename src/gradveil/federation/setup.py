@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from gradveil import tensors
-from gradveil.data import PARTITIONS, Dataset, load_data, public_images
+from gradveil.data import PARTITIONS, Dataset, load_source, public_images, read_options
 from gradveil.defenses import Defense, build_defense
 from gradveil.errors import UsageError
 from gradveil.federation.local_training import tracked_buffers
@@ -261,13 +261,12 @@ def load_both(settings: FederationSettings, dataset: Dataset | None, test: Datas
 
 
 def _load(settings: FederationSettings, **more: Any) -> Dataset:
-    given: dict[str, Any] = {name: value for name, value in (("labels", settings.labels), ("scale", settings.scale)) if value}
-    return load_data(settings.data, **given, **more)
+    return load_source(settings, **more)
 
 
 def _own_test_split(settings: FederationSettings, dataset: Dataset) -> Dataset | None:
     """Return the data's own test split, or None where it has none."""
-    if dataset.builtin or settings.labels:
+    if dataset.builtin or settings.labels or read_options(settings.read).get("split") == "test":
         return None
     try:
         return _load(settings, split="test", classes=dataset.classes)

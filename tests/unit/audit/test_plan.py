@@ -101,9 +101,10 @@ def test_state_follows_the_weights(tmp_path: Path) -> None:
 
 
 def test_what_belongs_to_a_replaced_value_goes_with_it() -> None:
-    plan = Plan(data="a.npz", labels="a.csv", scale="minmax", model="lenet", weights="w.pt", state=("untrained", "given"))  # type: ignore[arg-type]
+    plan = Plan(data="a.npz", labels="a.csv", scale="minmax", read="size=8", model="lenet", weights="w.pt", state=("untrained", "given"))  # type: ignore[arg-type]
     other = plan.override(data="photos", model="mlp")
-    assert (other.labels, other.scale, other.weights, other.state) == ((), "", (), ("untrained",))
+    assert plan.read == "size=8x8"
+    assert (other.labels, other.scale, other.read, other.weights, other.state) == ((), "", "", (), ("untrained",))
     assert plan.override(records=3).labels == ("a.csv",)
 
 

@@ -118,7 +118,7 @@ def test_options_become_settings(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(engine, "train", fake)
     options = (
-        "--data d.npz --labels l.csv --scale minmax --model lenet --weights w.pt --defense pruning --clients 7 "
+        "--data d.npz --labels l.csv --scale minmax --read size=8 --model lenet --weights w.pt --defense pruning --clients 7 "
         "--clients-per-round 3 --rounds 9 --partition by_owner --local-epochs 2 --local-steps 4 --minibatch 5 "
         "--learning-rate 0.3 --momentum 0.1 --server-optimizer adam --server-learning-rate 0.02 --batch-norm eval "
         "--loss mean_squared_error --test-share 0.3 --evaluate-every 2 --seed 8 --device cpu --checkpoint-every 4 --out o --quiet"
@@ -128,6 +128,7 @@ def test_options_become_settings(monkeypatch: pytest.MonkeyPatch) -> None:
         data="d.npz",
         labels="l.csv",
         scale="minmax",
+        read="size=8x8",
         model="lenet",
         weights="w.pt",
         defense="pruning",
