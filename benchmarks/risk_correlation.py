@@ -26,11 +26,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from risk_scenes import ITERATIONS, Place, attacked, defended, defended_embedding, risks
-from risk_tables import tables
+from risk_scenes import ITERATIONS, Place, attacked, defended, defended_embedding, nulls, risks
+from risk_tables import NULLS, tables
 
 from gradveil.defenses import DEFENSES
 
+JOBS = ("risk", "attack", "defense", "embedding", "null")
 RECORDS, FEW, DEFENDED = 128, 16, 8
 DEFENSE_STEPS = 300
 LADDERS = {
@@ -41,6 +42,7 @@ LADDERS = {
 }
 """Strengths, weak to strong; other defenses use the ladders of their cards."""
 GUIDED = ("invl_dnp", "invl_gnp")
+EMBEDDING_SHARDS = 4
 EMBEDDING_LADDERS = {"noise": (0.05, 0.2, 0.7, 2.0), "pruning": (0.5, 0.8, 0.95, 0.99), "dropout": (0.5, 0.8, 0.95, 0.99)}
 
 
@@ -50,7 +52,7 @@ class Part:
 
     Attributes:
         name: Also the name of its file.
-        job: risk, attack, defense or embedding.
+        job: risk, attack, defense, embedding, or null: what needs no attack.
         subject: A scene, or a defense's spelling.
         attack: dlg or ig.
         rows: First and last (exclusive) picture.
@@ -69,7 +71,7 @@ class Part:
 
 def parts() -> list[Part]:
     """Return all parts, the longest first within a group."""
-    return [*_figure3(), *_figures5and6(), *_figures7and8()]
+    return [Part(NULLS, "null", "", (0, RECORDS)), *_figure3(), *_figures5and6(), *_figures7and8()]
 
 
 def _shards(name: str, count: int, total: int = RECORDS) -> list[tuple[str, tuple[int, int]]]:
@@ -125,11 +127,11 @@ def _figures7and8() -> list[Part]:
         for index, rung in enumerate(rungs):
             told = ", ".join(f"{key}={value!r}" for key, value in rung.items())
             found.append(Part(f"fig7-{name}-{index}", "defense", f"{name}({told})", (0, DEFENDED)))
-    found.append(Part("fig8-none", "embedding", "noise", (0, DEFENDED)))
+    rungs8 = [("fig8-none", "noise", 0.0)]
     for kind, values in EMBEDDING_LADDERS.items():
-        found += [
-            Part(f"fig8-{kind}-{index}", "embedding", kind, (0, DEFENDED), strength=value) for index, value in enumerate(values)
-        ]
+        rungs8 += [(f"fig8-{kind}-{index}", kind, value) for index, value in enumerate(values)]
+    for stem, kind, value in rungs8:
+        found += [Part(name, "embedding", kind, rows, strength=value) for name, rows in _shards(stem, EMBEDDING_SHARDS, DEFENDED)]
     return found
 
 
@@ -144,6 +146,8 @@ def run(part: Part, place: Place, limit: int) -> None:
         found = attacked(part.subject, part.attack, place, rows)
     elif part.job == "defense":
         found = defended(part.subject, place, rows, DEFENSE_STEPS)
+    elif part.job == "null":
+        found = nulls(place, rows)
     else:
         found = defended_embedding("resnet20-cut1", part.subject, part.strength, place, rows, DEFENSE_STEPS)
     told = {
@@ -191,12 +195,12 @@ def main() -> None:
     """Read the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("what", choices=("list", "run", "all", "table"))
-    parser.add_argument("--part", default="")
+    parser.add_argument("--part", default="", help="with run: names, separated by commas")
     parser.add_argument("--only", default="", help="with all: parts whose names begin so")
     parser.add_argument(
         "--group", choices=("cpu", "cuda", "both"), default="cpu", help="with all: parts for a core, or for a GPU"
     )
-    parser.add_argument("--job", default="", choices=("", "risk", "attack", "defense", "embedding"), help="with all: these only")
+    parser.add_argument("--job", default="", choices=("", *JOBS), help="with all: these only")
     parser.add_argument("--workers", type=int, default=1)
     parser.add_argument("--data", type=Path, default=Path("cifar10.npz"), help="npz with x_test, y_test (and x_train, y_train)")
     parser.add_argument("--weights", default="", help="state dict of a ResNet-20 trained on CIFAR-10")
@@ -214,11 +218,15 @@ def main() -> None:
     elif options.what == "all":
         run_all(options)
     else:
-        chosen = {part.name: part for part in parts()}.get(options.part)
-        if chosen is None:
-            parser.error(f"there is no part {options.part!r}; see 'list'")
+        known = {part.name: part for part in parts()}
+        names = [name.strip() for name in options.part.split(",")]
+        for name in names:
+            if name not in known:
+                parser.error(f"there is no part {name!r}; see 'list'")
         place = Place(options.data, options.weights, options.out, torch.device(options.device))
-        run(chosen, place, options.limit)
+        # Parts of one process share spectra: noise on an embedding leaves its Jacobian as it is.
+        for name in names:
+            run(known[name], place, options.limit)
 
 
 if __name__ == "__main__":

@@ -31,8 +31,8 @@ from gradveil.records import Batch, Knowledge, ModelSpec, Observation, ThreatMod
 from gradveil.risk.calibration import built_in_calibration
 from gradveil.risk.exposure import defended_release
 from gradveil.risk.invre import risk_score
-from gradveil.risk.jacobians import Jacobian, gradient_jacobian, jacobian_of
-from gradveil.risk.spectra import spectrum
+from gradveil.risk.jacobians import gradient_jacobian, jacobian_of
+from gradveil.risk.spectra import DENSE_ENTRIES, Spectrum, spectrum
 from gradveil.tensors import Named
 
 CLASSES, SHAPE = 10, (3, 32, 32)
@@ -157,6 +157,19 @@ def risks(name: str, place: Place, rows: list[int], dtype: torch.dtype = torch.f
     return found
 
 
+def nulls(place: Place, rows: list[int]) -> list[dict[str, Any]]:
+    """Return, per picture, the error of guesses that see nothing of it: grey, and the mean of the training pictures."""
+    with np.load(place.data, allow_pickle=False) as archive:
+        mean = torch.from_numpy(archive["x_train"].mean(0)).permute(2, 0, 1).float() / 255
+    batch = place.pictures(rows)
+    guesses = {"grey": torch.full(SHAPE, 0.5), "data mean": mean}
+    errors = {
+        name: mean_squared_error(guess.to(batch.inputs).expand_as(batch.inputs), batch.inputs).cpu()
+        for name, guess in guesses.items()
+    }
+    return [{"row": row, **{name: float(error[index]) for name, error in errors.items()}} for index, row in enumerate(rows)]
+
+
 def attack_by_name(name: str, scene: Scene, *, steps: int = 0, stance: str = "plain") -> Attack:
     """Return DLG (L-BFGS on squared differences) or IG (Adam on cosines with total variation), at one size of step throughout."""
     steps = steps or ITERATIONS[name][-1]
@@ -276,9 +289,8 @@ def defended_embedding(name: str, kind: str, strength: float, place: Place, rows
         adversary = OpenAdversary() if kind == "noise" else ZeroedEntriesAdversary()
         update = Update(weights={EMBEDDING: value * mask}, examples=1)
         observations.append(seen.replace(updates=(update,), adversary=adversary))
-        jacobian = _masked(precise, batch.inputs[index], mask.double())
         std = strength if kind == "noise" else 0.0
-        measured = spectrum(jacobian, mode="gram", seed=Seed(row))
+        measured = _embedding_spectrum(name, precise, batch.inputs[index], mask, row)
         scores = {form: risk_score(measured, alpha=alpha, noise_form=form, shared_noise=std) for form in ("paper", "inverse")}
         records.append({"row": row, "paper": scores["paper"].invre, "inverse": scores["inverse"].invre})
     return {
@@ -288,5 +300,19 @@ def defended_embedding(name: str, kind: str, strength: float, place: Place, rows
     }
 
 
-def _masked(learner: EmbeddingLearner, x: Tensor, mask: Tensor) -> Jacobian:
-    return jacobian_of(lambda point: learner.embed(point.unsqueeze(0)) * mask, x)
+_kept_spectra: dict[tuple[str, int], Spectrum] = {}
+"""Of whole embeddings, by scene and row: those of all strengths of noise are one."""
+
+
+def _embedding_spectrum(name: str, learner: EmbeddingLearner, x: Tensor, mask: Tensor, row: int) -> Spectrum:
+    """Return the exact spectrum of the entries that are sent; few entries make a matrix with few rows, which is quick."""
+    whole = bool(mask.all())
+    if whole and (name, row) in _kept_spectra:
+        return _kept_spectra[name, row]
+    sent = mask.flatten().nonzero().flatten()
+    jacobian = jacobian_of(lambda point: learner.embed(point.unsqueeze(0)).flatten()[sent], x)
+    mode = "dense" if len(sent) * x.numel() <= DENSE_ENTRIES else "gram"
+    found = spectrum(jacobian, mode=mode, seed=Seed(row))
+    if whole:
+        _kept_spectra[name, row] = found
+    return found

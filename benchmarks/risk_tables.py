@@ -18,6 +18,10 @@ PREDICTORS = {
     "variation": "total variation of the picture",
 }
 Z95 = 1.959964
+FEW = 16
+"""Pictures of Figures 5 and 6."""
+NULLS = "nulls"
+"""The part that holds what guesses without an update score."""
 
 
 def tables(folder: Path) -> str:
@@ -33,7 +37,16 @@ def tables(folder: Path) -> str:
     end = (
         f"\n{len(parts)} parts, {spent / 60:.0f} CPU minutes, torch {parts[0]['torch']}.\n" if parts else "nothing measured yet\n"
     )
-    return "\n".join([_correlations(parts), notes, _choice(parts), _defenses(parts, "fig7"), _defenses(parts, "fig8"), end])
+    blank = (
+        json.loads((folder / f"{NULLS}.json").read_text(encoding="utf-8"))["found"] if (folder / f"{NULLS}.json").exists() else []
+    )
+    figures = [_defenses(parts, figure, blank) for figure in ("fig7", "fig8")]
+    return "\n".join([_correlations(parts), *_null_note(blank), notes, _choice(parts), *figures, end])
+
+
+def _null_note(blank: list[dict[str, Any]]) -> list[str]:
+    told = ", ".join(f"{name} {_psnr(float(np.median([record[name] for record in blank])))} dB" for name in ("grey", "data mean"))
+    return [f"Guesses that see nothing, median of {len(blank)} pictures: {told}."] if blank else []
 
 
 def _joined(parts: list[dict[str, Any]], figure: str, job: str, subject: str, attack: str = "") -> dict[int, dict[str, Any]]:
@@ -137,16 +150,21 @@ def _choice(parts: list[dict[str, Any]]) -> str:
     """Architectures and cuts, most risky first by InvRE, with the place the attacks give them."""
     lines = ["### Order of architectures and cuts (Fig. 5 and 6)", ""]
     families: dict[str, list[str]] = {}
-    for subject in _subjects(parts, "fig56"):
+    cuts = [subject for subject in _subjects(parts, "fig3") if "-cut" in subject]
+    for subject in sorted({*_subjects(parts, "fig56"), *cuts}):
         families.setdefault(subject.rpartition("-cut")[0] + " cuts" if "-cut" in subject else "architectures", []).append(subject)
     for family, subjects in families.items():
         rows = []
         for subject in subjects:
-            risk = _joined(parts, "fig56", "risk", subject)
-            errors = {attack: _joined(parts, "fig56", "attack", subject, attack) for attack in ("dlg", "ig")}
-            if not risk or not all(errors.values()):
+            # Figure 3 has more pictures of some of the same cuts, at the same weights and by the same attacks.
+            risk = {row: each for row, each in _joined(parts, "fig", "risk", subject).items() if row < FEW}
+            errors = {attack: _joined(parts, "fig", "attack", subject, attack) for attack in ("dlg", "ig")}
+            both = sorted(set(risk).intersection(*errors.values()))
+            if not both:
                 continue
-            best = [min(errors[a][row]["final"] for a in errors) for row in risk if all(row in errors[a] for a in errors)]
+            risk = {row: risk[row] for row in both}
+            errors = {attack: {row: found[row] for row in both} for attack, found in errors.items()}
+            best = [min(errors[a][row]["final"] for a in errors) for row in both]
             invre = np.array([record["invre"] for record in risk.values()])
             expected = {a: float(np.mean([_expected(record) for record in errors[a].values()])) for a in errors}
             rows.append((subject, len(risk), invre, expected, float(np.mean(best)), next(iter(risk.values()))["outputs"]))
@@ -171,7 +189,24 @@ def _choice(parts: list[dict[str, Any]]) -> str:
     return "\n".join(lines)
 
 
-def _defenses(parts: list[dict[str, Any]], figure: str) -> str:
+def _null_lines(blank: list[dict[str, Any]], rows: list[int], columns: int) -> list[str]:
+    """What guesses that see nothing score on the same pictures."""
+    chosen = [record for record in blank if record["row"] in rows]
+    if len(chosen) < len(rows) or not rows:
+        return []
+    lines = []
+    for name in ("grey", "data mean"):
+        error = float(np.mean([record[name] for record in chosen]))
+        middle = " | ".join(["–"] * (columns - 4))
+        lines.append(f"| null: {name} | {len(rows)} | {middle} | {error:.2e} | {_psnr(error)} |")
+    return lines
+
+
+def _psnr(error: float) -> str:
+    return f"{10 * np.log10(1 / max(error, 1e-12)):.1f}"
+
+
+def _defenses(parts: list[dict[str, Any]], figure: str, blank: list[dict[str, Any]]) -> str:
     title = "gradients of LeNet (Fig. 7)" if figure == "fig7" else "embeddings of ResNet-20, cut 1 (Fig. 8)"
     lines = [f"### InvRE against the strength of defenses: {title}", ""]
     head = [
@@ -185,16 +220,21 @@ def _defenses(parts: list[dict[str, Any]], figure: str) -> str:
     ]
     lines += ["| " + " | ".join(head) + " |", "|" + "---|" * len(head)]
     told: set[str] = set()
-    chosen = [part for part in parts if part["part"].startswith(figure)]
-    chosen.sort(key=lambda part: (not part["part"].endswith("-none"), part["part"]))
-    for part in chosen:
-        records = part["found"]["records"]
-        told |= set(part["found"]["notes"])
+    # Shards of one strength, as fig8-noise-0.1, are one line.
+    strengths: dict[str, list[dict[str, Any]]] = {}
+    for part in (part for part in parts if part["part"].startswith(figure)):
+        strengths.setdefault(part["part"].partition(".")[0], []).append(part)
+    seen: set[int] = set()
+    for stem, shards in sorted(strengths.items(), key=lambda item: (not item[0].endswith("-none"), item[0])):
+        records = [record for part in shards for record in part["found"]["records"]]
+        told |= {note for part in shards for note in part["found"]["notes"]}
+        seen |= {record["row"] for record in records}
         mean = {name: float(np.mean([record[name] for record in records])) for name in ("paper", "inverse", "dlg", "ig")}
         best = float(np.mean([min(record["dlg"], record["ig"]) for record in records]))
-        name = "none" if part["part"].endswith("-none") else part["found"]["defense"]
+        name = "none" if stem.endswith("-none") else shards[0]["found"]["defense"]
         lines.append(
             f"| {name} | {len(records)} | {mean['paper']:.3f} | {mean['inverse']:.3f} | {mean['dlg']:.2e} | {mean['ig']:.2e} | "
-            f"{10 * np.log10(1 / max(best, 1e-12)):.1f} |"
+            f"{_psnr(best)} |"
         )
+    lines += _null_lines(blank, sorted(seen), len(head))
     return "\n".join([*lines, "", *(f"* {note}" for note in sorted(told)), ""])
