@@ -6,6 +6,7 @@ import hashlib
 import os
 import platform
 import subprocess
+import sys
 from datetime import UTC, datetime
 from functools import cache
 from pathlib import Path
@@ -19,14 +20,15 @@ from gradveil.attacks import resolve
 from gradveil.data import DATASETS
 from gradveil.defenses import build_defense, parts_of
 from gradveil.metrics import METRICS
+from gradveil.registry import import_object, parse_call, split_chain
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Sequence
 
     from gradveil.audit.cells import Cell
     from gradveil.audit.plan import Plan
 
-__all__ = ["NOT_TESTED", "code_version", "describe_cells", "describe_run", "provenance"]
+__all__ = ["NOT_TESTED", "code_version", "describe_cells", "describe_run", "own_files_digest", "provenance"]
 
 NOT_TESTED = (
     "membership inference: whether a record was used at all",
@@ -38,7 +40,7 @@ NOT_TESTED = (
 )
 
 
-TRAINING_ROOMS = ("", "data", "models", "learning", "defenses", "wire", "federation")
+TRAINING_ROOMS = ("", "data", "models", "learning", "defenses", "generators", "metrics", "wire", "federation")
 
 
 @cache
@@ -50,15 +52,40 @@ def code_version(*, attacks: bool = True) -> str:
     """
     digest = hashlib.sha256()
     root = Path(gradveil.__file__).parent
-    rooms = (*TRAINING_ROOMS, "attacks", "metrics", "risk") if attacks else TRAINING_ROOMS
+    rooms = (*TRAINING_ROOMS, "attacks", "risk") if attacks else TRAINING_ROOMS
     deciding = [path for room in rooms for path in sorted((root / room).glob("*.py"))]
     # Of the audit itself only what decides a number counts: a better plan reader must not make old results worthless.
-    judging = ("cells", "subjects", "parties", "measure", "judge", "checks", "certified", "floors", "risks")
+    judging = ("cells", "subjects", "parties", "measure", "judge", "checks", "certified", "floors", "risks", "regions")
     deciding += [root / "audit" / f"{name}.py" for name in (judging if attacks else ("trainings",))]
     deciding += [root / "risk" / "calibration.json"] if attacks else []
+    # The cards of the shipped networks hold the hashes of their weights.
+    deciding += sorted((root / "generators" / "weights").glob("*.json"))
     for path in deciding:
         digest.update(path.name.encode() + path.read_bytes())
     return digest.hexdigest()[:16]
+
+
+def own_files_digest(spellings: Iterable[str]) -> str:
+    """Return a digest of the user's files that spellings name: code, and weights of networks; imports are not followed.
+
+    A run that goes on after such a file changed would mix two methods under one name.
+    """
+    digest = hashlib.sha256()
+    for spelling in (part for text in spellings for part in split_chain(text)):
+        name, settings = parse_call(spelling)
+        module, colon, _ = name.rpartition(":")
+        if colon and not module.endswith(".py"):
+            import_object(name)
+            module = getattr(sys.modules[module], "__file__", None) or ""
+        files = [Path(module)] if module else []
+        for value in (value for value in settings.values() if isinstance(value, str)):
+            named = Path(value).expanduser()
+            # A network may be named by its weights or by the card beside them; each decides.
+            both = (named.with_suffix(".json"), named.with_suffix(".safetensors"))
+            files += [path for path in (both if named.suffix in (".json", ".safetensors") else (named,)) if path.is_file()]
+        for path in files:
+            digest.update(path.read_bytes())
+    return digest.hexdigest()
 
 
 def describe_run(plan: Plan, keys: list[str], command: str) -> dict[str, Any]:

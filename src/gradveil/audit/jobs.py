@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 import hashlib
-import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
 
 from gradveil.audit.cells import Cell
-from gradveil.audit.describe import code_version
+from gradveil.audit.describe import code_version, own_files_digest
 from gradveil.audit.measure import run_cell
 from gradveil.audit.store import Store
 from gradveil.audit.subjects import load_cell_data
 from gradveil.audit.trainings import Training, run_training
-from gradveil.registry import import_object, parse_call, split_chain
 
 __all__ = ["Board", "Job", "Progress", "cell_key", "do_job", "training_key"]
 
@@ -67,13 +65,13 @@ class Job:
 
 def cell_key(cell: Cell, digests: Digests) -> str:
     """Return the key of a cell's result; loads the data once per source to know its content."""
-    own = _own_code((cell.model, cell.loss, cell.ensemble, cell.defense))
+    own = own_files_digest((cell.model, cell.loss, cell.ensemble, cell.defense))
     return cell.key(code=code_version(), own=own, **_content(cell, digests))
 
 
 def training_key(training: Training, digests: Digests) -> str:
     """Return the key of a training's result; what only attacks depend on plays no part in it."""
-    code, own = code_version(attacks=False), _own_code((training.model, training.loss, training.defense))
+    code, own = code_version(attacks=False), own_files_digest((training.model, training.loss, training.defense))
     return training.key(code=code, own=own, **_content(training, digests))
 
 
@@ -83,20 +81,6 @@ def _content(work: Cell | Training, digests: Digests) -> dict[str, str | int]:
         digests[source] = load_cell_data(work).digest()
     weights = hashlib.sha256(Path(work.weights).read_bytes()).hexdigest() if work.weights else ""
     return {"data": digests[source], "weights": weights, "torch": torch.__version__, "threads": 1}
-
-
-def _own_code(spellings: Iterable[str]) -> str:
-    """Return a digest of the user's files that the spellings name; what they import in turn is not followed."""
-    digest = hashlib.sha256()
-    for spelling in (part for text in spellings for part in split_chain(text)):
-        name, _ = parse_call(spelling)
-        module, colon, _ = name.rpartition(":")
-        if colon and not module.endswith(".py"):
-            import_object(name)
-            module = getattr(sys.modules[module], "__file__", None) or ""
-        if module:
-            digest.update(Path(module).read_bytes())
-    return digest.hexdigest()
 
 
 def do_job(job: Job, out: str, report: Callable[[int, int], None] | None) -> str:

@@ -250,7 +250,7 @@ def _pseudonym(kind: str, identity: str, subject: Subject) -> str:
     The salt is a digest of its own: the ordinary one stands in alpha.json and risk.json, and with it ids could be guessed.
     """
     salt = f"{subject.dataset.digest('pseudonyms')}|{subject.cell.seed}|{kind}|{identity}"
-    return f"{kind}-{hashlib.sha256(salt.encode()).hexdigest()[:6]}"
+    return f"{kind}-{hashlib.sha256(salt.encode()).hexdigest()[:10]}"
 
 
 def _bytes(subject: Subject) -> dict[str, int]:

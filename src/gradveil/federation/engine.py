@@ -34,7 +34,6 @@ from gradveil.federation.scaffold import Scaffold
 from gradveil.federation.server import Server, receive
 from gradveil.federation.settings import FederationSettings
 from gradveil.federation.setup import Federation, Scores, build_federation
-from gradveil.registry import parse_call, split_chain
 from gradveil.risk.releases import RANGE_OF_DATA, privacy_of_training
 from gradveil.tensors import Named
 from gradveil.wire import tensor_bytes
@@ -310,7 +309,7 @@ def _counters(states: list[Named]) -> dict[str, float]:
 
 def _identity(federation: Federation) -> dict[str, Any]:
     """Return everything that decides the weights after a round; how many rounds there will be does not."""
-    from gradveil.audit.describe import code_version
+    from gradveil.audit.describe import code_version, own_files_digest
 
     settings = federation.settings
     weights = hashlib.sha256(Path(settings.weights).expanduser().read_bytes()).hexdigest() if settings.weights else ""
@@ -319,20 +318,10 @@ def _identity(federation: Federation) -> dict[str, Any]:
         "training records": federation.train.digest()[:16],
         "test records": federation.test.digest()[:16],
         "content of weights": weights[:16],
-        "content of your own files": _own_files(settings)[:16],
+        "content of your own files": own_files_digest((settings.model, settings.loss, settings.defense))[:16],
         "gradveil's code": code_version(attacks=False),
         "torch": torch.__version__,
     }
-
-
-def _own_files(settings: FederationSettings) -> str:
-    """Return a digest of the user's files that the settings name; what they import in turn is not followed."""
-    digest = hashlib.sha256()
-    for spelling in (settings.model, settings.loss, *split_chain(settings.defense)):
-        module, _, _ = parse_call(spelling)[0].rpartition(":")
-        if module.endswith(".py"):
-            digest.update(Path(module).read_bytes())
-    return digest.hexdigest()
 
 
 def _provenance(settings: FederationSettings) -> Mapping[str, Any]:

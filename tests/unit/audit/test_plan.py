@@ -101,7 +101,8 @@ def test_state_follows_the_weights(tmp_path: Path) -> None:
 
 
 def test_what_belongs_to_a_replaced_value_goes_with_it() -> None:
-    plan = Plan(data="a.npz", labels="a.csv", scale="minmax", read="size=8", model="lenet", weights="w.pt", state=("untrained", "given"))  # type: ignore[arg-type]
+    belongings: dict[str, Any] = {"labels": "a.csv", "scale": "minmax", "read": "size=8", "weights": "w.pt"}
+    plan = Plan(data="a.npz", model="lenet", state=("untrained", "given"), **belongings)  # type: ignore[arg-type]
     other = plan.override(data="photos", model="mlp")
     assert plan.read == "size=8x8"
     assert (other.labels, other.scale, other.read, other.weights, other.state) == ((), "", "", (), ("untrained",))
