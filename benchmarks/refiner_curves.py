@@ -1,9 +1,15 @@
-"""Refiner beside the paper's Tables 6 to 9 and Figure 7: leakage (plain and informed attacker), accuracy kept (PMM) and λ.
+r"""Refiner beside the paper's Tables 6 to 9 and Figure 7: leakage (plain and informed attacker), accuracy kept (PMM) and λ.
 
     python benchmarks/refiner_curves.py list
     python benchmarks/refiner_curves.py run --data cifar10_12k.npz --only beta --records 32 --out DIR
     python benchmarks/refiner_curves.py run --data cifar10_12k.npz --row 'refiner(epsilon=0.01)' --parts training --out DIR
     python benchmarks/refiner_curves.py table --out DIR
+
+A processor can train a LeNet with Refiner on some thousand pictures (40 ms each), not on the paper's million a client:
+
+    python benchmarks/refiner_curves.py run --data cifar10_12k.npz --parts training --row none refiner --clients 100 \
+        --clients-per-round 2 --minibatch 16 --rounds 128 --learning-rate 1 --server-optimizer adam \
+        --server-learning-rate 0.003 --train-model "lenet(activation='relu', normalize='cifar10')" --out DIR
 
 One row, one JSON file; parts (attack, training) already in a file are not run again, so rows can be spread over machines and a
 run that ends early is continued by the same command. PMM is accuracy over the undefended accuracy of the same seed.
@@ -166,11 +172,13 @@ def training(spelling: str, options: argparse.Namespace) -> dict[str, Any]:
             model=options.train_model,
             defense=spelling,
             clients=options.clients,
-            clients_per_round=options.clients,
+            clients_per_round=options.clients_per_round or options.clients,
             rounds=options.rounds,
             local_steps=1,
             minibatch=options.minibatch,
             learning_rate=options.learning_rate,
+            server_optimizer=options.server_optimizer,
+            server_learning_rate=options.server_learning_rate,
             partition=options.partition,
             evaluate_every=max(1, options.rounds // 10),
             seed=seed,
@@ -287,9 +295,12 @@ def main() -> int:
     parser.add_argument("--ensemble", default="quick")
     parser.add_argument("--steps", type=int, default=0, help="cap on steps per recipe; 0 leaves the ensemble's own")
     parser.add_argument("--clients", type=int, default=10)
+    parser.add_argument("--clients-per-round", type=int, default=0, help="0: all")
     parser.add_argument("--rounds", type=int, default=300)
     parser.add_argument("--minibatch", type=int, default=128)
-    parser.add_argument("--learning-rate", type=float, default=0.1)
+    parser.add_argument("--learning-rate", type=float, default=0.1, help="1 sends gradients in the units that are attacked")
+    parser.add_argument("--server-optimizer", default="sgd", choices=("sgd", "adam"))
+    parser.add_argument("--server-learning-rate", type=float, default=1.0)
     parser.add_argument("--partition", default="iid")
     parser.add_argument("--seeds", type=int, default=1)
     parser.add_argument("--seed", type=int, default=0, help="of the attack")
