@@ -20,6 +20,7 @@ from gradveil.report.results import (
     Check,
     Defense,
     Record,
+    Region,
     Results,
     Run,
     Share,
@@ -168,6 +169,7 @@ def _cell(cell: Fields, folder: Path, key: str, *, hide_labels: bool) -> Cell:
         pictures=pictures if pictures.is_file() else None,
         certificate=_certificate(cell.part("certificate")),
         risk=load_risk(cell.part("risk")),
+        region=_region(cell.part("region")),
     )
 
 
@@ -205,7 +207,23 @@ def _summary(summary: Fields) -> Summary | None:
         lpips=_spread(summary.part("lpips")),
         lpips_reason=summary.part("lpips").text("unavailable"),
         label_accuracy=_share(summary.part("label_accuracy")),
+        nearest={k: share for k in (3, 5) if (share := _share(summary.part(f"iip_{k}"))) is not None},
+        noise_fraction=_spread(summary.part("noise_fraction")),
+        rdlv=_spread(summary.part("rdlv_nvflare")),
     )
+
+
+def _region(found: Fields) -> Region | None:
+    area = found.number("area")
+    if area is None:
+        return None
+    groups = {name: found.part(name) for name in ("selected", "plain", "informed", "data_mean")}
+
+    def medians(metric: str) -> dict[str, Spread]:
+        spreads = {name: _spread(group.part(metric)) for name, group in groups.items()}
+        return {name: each for name, each in spreads.items() if each is not None}
+
+    return Region(area=area, psnr=medians("psnr"), ssim=medians("ssim"))
 
 
 def _bar(bar: Fields) -> Bar | None:

@@ -6,7 +6,7 @@ A number that is missing or not finite is ``None`` everywhere, so nothing downst
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +22,7 @@ __all__ = [
     "Defense",
     "Estimate",
     "Record",
+    "Region",
     "Results",
     "Run",
     "Share",
@@ -66,6 +67,18 @@ class Summary:
     lpips: Spread | None = None
     lpips_reason: str = ""
     label_accuracy: Share | None = None
+    nearest: Mapping[int, Share] = field(default_factory=dict)
+    noise_fraction: Spread | None = None
+    rdlv: Spread | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Region:
+    """Pictures measured inside the box around what the model looks at most; ``psnr`` and ``ssim`` by group of candidates."""
+
+    area: float
+    psnr: Mapping[str, Spread]
+    ssim: Mapping[str, Spread]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -310,6 +323,7 @@ class Cell:
     pictures: Path | None
     certificate: Certificate | None = None
     risk: Risk | None = None
+    region: Region | None = None
 
     @property
     def ensemble(self) -> str:

