@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -22,8 +23,8 @@ import torch
 from gradveil.attacks import launch
 from gradveil.attacks.ensembles import QUICK
 from gradveil.audit.cells import Cell
-from gradveil.audit.judge import score
-from gradveil.audit.subjects import build_subject, load_cell_data
+from gradveil.audit.judge import originals, score
+from gradveil.audit.subjects import Subject, build_subject, load_cell_data
 from gradveil.data import Dataset
 from gradveil.data.partitions import ClassBalance
 from gradveil.defenses.truncation import truncate
@@ -39,12 +40,23 @@ def pool_of(dataset: Dataset, rho: float, pool: int) -> Dataset:
     return dataset.take(kept)
 
 
+def nulls(subject: Subject) -> dict[str, list[float]]:
+    """Return the PSNR of answers given without the update: constant grey, and the mean of the candidates."""
+    truth = originals(subject)
+    guesses = {"grey": torch.full_like(truth[:1], 0.5), "data_mean": subject.candidates.mean(0, keepdim=True)}
+    return {
+        name: [-10 * math.log10(max(float((guess - one).square().mean()), 1e-6)) for one in truth]
+        for name, guess in guesses.items()
+    }
+
+
 def measure(dataset: Dataset, rho: float, options: argparse.Namespace) -> dict[str, Any]:
     """Attack all batches of one ratio."""
     psnr: list[float] = []
     mse: list[float] = []
     classes: list[int] = []
     entropies: dict[str, list[float]] = {}
+    without: dict[str, list[float]] = {}
     attack = replace(QUICK.members[0].attack, steps=options.steps)
     for pool in range(options.pools):
         cell = Cell(
@@ -57,6 +69,8 @@ def measure(dataset: Dataset, rho: float, options: argparse.Namespace) -> dict[s
             device=options.device,
         )
         subject = build_subject(cell, pool_of(dataset, rho, pool), rehearsals=0)
+        for name, found_psnr in nulls(subject).items():
+            without.setdefault(name, []).extend(found_psnr)
         found = launch(attack, [target.observation for target in subject.targets], subject.desk(options.steps))
         values = score(subject, sorted(found, key=lambda one: one.target))
         psnr += [value for value in values.column("psnr") if value is not None]
@@ -73,6 +87,7 @@ def measure(dataset: Dataset, rho: float, options: argparse.Namespace) -> dict[s
         "classes_per_batch": mean(classes),
         "median_psnr": median(psnr),
         "mean_mse": mean(mse),
+        "null_psnr": {name: median(found_psnr) for name, found_psnr in without.items()},
         "entropy": {name: mean(found) for name, found in entropies.items()},
     }
 
