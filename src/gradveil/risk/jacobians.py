@@ -113,9 +113,11 @@ class Jacobian:
     def push(self, directions: Tensor) -> Tensor:
         """Return J v for every row v of ``directions`` (n, m), as (n, p)."""
         load_forward_mode()
+        # A tangent gets the whole storage of its point: of one row of a large batch, that would be the batch, once per product.
+        point = self.at.reshape(-1).clone()
 
         def one(direction: Tensor) -> Tensor:
-            pair: Any = jvp(self._flat, (self.at.reshape(-1),), (direction,))
+            pair: Any = jvp(self._flat, (point,), (direction,))
             tangent: Tensor = pair[1]
             return tangent
 
