@@ -74,7 +74,7 @@ def read_table(path: Path, *, label_column: str | None = None, owner_column: str
     if label is None:
         raise UsageError(
             f"{str(path)!r} has the columns {', '.join(header)}, none of which is called label; rename one, or "
-            "name it with label_column="
+            "name it with label_column=NAME, on the command line --read label_column=NAME"
         )
     owner = _column(path, header, owner_column, _with_id(OWNER_NAMES), "owner_column")
     file = _column(path, header, None, FILE_NAMES, "")
