@@ -155,8 +155,11 @@ class InvLENP(Defense):
         return left_basis(jacobian, self._range(jacobian))
 
     def quick(self) -> Defense:
-        """Return the same with noise in few directions only, which are found without a whole decomposition."""
-        return dataclasses.replace(self, mode="leading", most=min(self.most, QUICK))
+        """Return the same with noise along a few leading directions, which are found without a whole decomposition.
+
+        The range proper begins after hundreds of them; sparing its share would leave nothing for the noise.
+        """
+        return dataclasses.replace(self, spared=0.0, mode="leading", most=min(self.most, QUICK))
 
     def adversary(self) -> OpenAdversary:
         """Return the attacker who compares where there is no noise."""

@@ -16,6 +16,7 @@ from gradveil.defenses.settings import check_choice, check_flag, check_number, c
 from gradveil.defenses.singular_noise import (
     QUICK,
     BasisMode,
+    RecentBases,
     Rule,
     average_jacobian,
     check_basis,
@@ -26,11 +27,13 @@ from gradveil.defenses.singular_noise import (
 )
 from gradveil.errors import BadUpdate, UsageError
 from gradveil.learning.learner import Learner
+from gradveil.randomness import Seed
 from gradveil.records import Batch, Update
 from gradveil.tensors import check_finite, unflatten
 
 __all__ = ["InvLGNP"]
 
+_BASES = RecentBases()
 MADE, SCALED, CENTRES, LABELS, WEIGHTS = "made", "scaled", "centres", "labels", "weights/"
 
 
@@ -138,11 +141,16 @@ class InvLGNP(Defense):
         if batch is None:
             raise UsageError("invl_gnp needs the client's records for its class centres, and none were handed to it")
         centres, labels = self.centres_of(batch, view)
-        jacobian = average_jacobian(view.learner, centres, labels)
-        found = noise_range(
-            jacobian, low=self.spared, high=self.share, rule=self.rule, mode=self.mode, most=self.most, seed=view.seed
-        )
-        made = {MADE: torch.tensor([view.round]), SCALED: found.scaled, CENTRES: centres, LABELS: labels}
+
+        def make() -> Tensor:
+            jacobian = average_jacobian(view.learner, centres, labels)
+            seed = view.seed if self.centres == "own" else Seed(0)  # so that all clients find the same bits
+            shares = {"low": self.spared, "high": self.share}
+            return noise_range(jacobian, **shares, rule=self.rule, mode=self.mode, most=self.most, seed=seed).scaled
+
+        # Public centres are everybody's: who runs several clients makes their basis once.
+        scaled = make() if self.centres == "own" else _BASES.get(view.learner, view.public, self, make)
+        made = {MADE: torch.tensor([view.round]), SCALED: scaled, CENTRES: centres, LABELS: labels}
         return made | with_prefix(view.learner.weights, WEIGHTS)
 
     def centres_of(self, batch: Batch, view: ClientView) -> tuple[Tensor, Tensor]:
@@ -154,8 +162,11 @@ class InvLGNP(Defense):
         return public_centres(view.learner, view.public)
 
     def quick(self) -> Defense:
-        """Return the same with noise in few directions only, which are found without a whole decomposition."""
-        return dataclasses.replace(self, mode="leading", most=min(self.most, QUICK))
+        """Return the same with noise along a few leading directions, which are found without a whole decomposition.
+
+        The range proper begins after hundreds of them; sparing its share would leave nothing for the noise.
+        """
+        return dataclasses.replace(self, spared=0.0, mode="leading", most=min(self.most, QUICK))
 
     def adversary(self) -> OpenAdversary:
         """Return the attacker who compares where there is no noise."""

@@ -61,6 +61,8 @@ QUICK = 64
 """Directions in which attackers who simulate a defense hundreds of times let it add noise."""
 TIED = 1e-6
 """Share of σ_1 up to which two singular values are one."""
+REACHED = 0.1
+"""Share of the directions between both shares that must be left for noise to be worth adding."""
 DETERMINED = {torch.float64: 1e-6, torch.float32: 1e-4}
 """Share of σ_1 below which rounding of the Gram matrix, and not the model, decides a singular vector."""
 
@@ -260,7 +262,7 @@ def average_jacobian(learner: Learner, centres: Tensor, labels: Tensor) -> Jacob
 
 
 class RecentBases:
-    """Bases that attackers made lately, by what they were made from; one serves all observations of a model.
+    """Bases made lately, by what they were made from; one serves all observations of a model, and all clients of a round.
 
     What a basis was made from is compared by identity and kept alive with it, so that no other object can take its place.
     """
@@ -273,12 +275,22 @@ class RecentBases:
     def get(self, learner: Learner, public: Tensor | None, settings: object, make: Callable[[], Tensor]) -> Tensor:
         """Return the basis of a learner and public inputs at some settings, made if need be."""
         for known, images, at, basis in self._made:
-            if known is learner and images is public and at == settings:
+            if images is public and at == settings and _same_model(known, learner):
                 return basis
         basis = make()
         self._made.append((learner, public, settings, basis))
         del self._made[: -self._most]
         return basis
+
+
+def _same_model(one: Learner, other: Learner) -> bool:
+    """Return whether two learners share model, loss and every weight; a client's copy differs in its settings only."""
+    if one is other:
+        return True
+    alike = one.model is other.model and one.loss is other.loss and one.weights.keys() == other.weights.keys()
+    alike = alike and not one.noise and not other.noise and one.buffers.keys() == other.buffers.keys()
+    pairs = ((one.weights, other.weights), (one.buffers, other.buffers))
+    return alike and all(value is right[name] for left, right in pairs for name, value in left.items())
 
 
 def left_basis(jacobian: Jacobian, scaled: Tensor) -> Tensor:
@@ -300,11 +312,13 @@ class NoiseRange:
         scaled: (k - j, m) rows v_i / σ_i; J times a row is u_i.
         first: j, the leading directions without noise.
         last: k.
+        wanted: The k that the share asks for; ``last`` is smaller where fewer could be found or were allowed.
     """
 
     scaled: Tensor
     first: int
     last: int
+    wanted: int
 
 
 def noise_range(
@@ -316,21 +330,36 @@ def noise_range(
     same value, j is one less than k. Directions that rounding decides, and ranks beyond ``most``, are left out.
 
     Raises:
-        UsageError: Mode ``leading`` found too few vectors to reach beyond the share ``low``.
+        UsageError: After the spared ones less than a tenth of the range is left: noise on a direction or two would protect
+            nothing and look as if it did.
     """
     from gradveil.risk.spectra import choose_mode, spectrum
 
     chosen = choose_mode(jacobian) if mode == "auto" else mode
     found = spectrum(jacobian, mode=chosen, leading=min(most, jacobian.inputs), right=True, seed=seed or Seed(0))
     if found.dead or found.right is None:
-        return NoiseRange(jacobian.at.new_zeros((0, jacobian.inputs)), 0, 0)
-    if not found.whole and len(found.values) < most and _count(found, low, rule) >= len(found.values):
-        # The range with noise lies beyond what was found; noise on the last one alone would protect nothing and look like it.
-        raise UsageError(
-            f"only {len(found.values)} leading singular vectors could be found, and they hold less than the share {low:g} that "
-            "is spared, so no direction for the noise is known; set mode = 'gram', or spare less"
-        )
+        return NoiseRange(jacobian.at.new_zeros((0, jacobian.inputs)), 0, 0, 0)
     sound = int((found.values > DETERMINED[jacobian.at.dtype] * found.values[0]).sum())
+    start, wanted = _whole_range(found, low, high, rule)
+    reach = min(most, sound, wanted)
+    # Where nothing is spared, the leading ones up to ``most`` are what was asked for.
+    if start and reach < wanted and reach - start < REACHED * (wanted - start):
+        why = f"most = {most} ends" if most == reach else f"the {reach} that could be found end"
+        raise UsageError(
+            f"noise belongs on singular vectors {start + 1} to about {wanted}, and {why} before a tenth of them; set mode = "
+            "'gram' and a larger most, or spare less"
+        )
     first, last = noisy_ranks(found, low=low, high=high, rule=rule, most=min(most, sound))
     rows = (found.right[:, first:last] / found.values[first:last]).T
-    return NoiseRange(rows.to(jacobian.at), first, last)
+    return NoiseRange(rows.to(jacobian.at), first, last, max(last, wanted))
+
+
+def _whole_range(found: Spectrum, low: float, high: float, rule: str) -> tuple[int, int]:
+    """Return j and k as the shares ask for them, where only leading values are known on the estimated tail."""
+    if found.whole or found.tail_ranks is None or found.tail_values is None:
+        return _count(found, low, rule), _count(found, high, rule)
+    known, total = len(found.values), min(found.inputs, found.outputs)
+    ranks = found.tail_ranks.clamp(min=known).round().long()
+    widths = ranks.diff(prepend=ranks.new_tensor([known])).clamp(min=0)
+    values = torch.cat([found.values, found.tail_values.repeat_interleave(widths)])
+    return leading_count(values, low, rule, count=total), leading_count(values, high, rule, count=total)

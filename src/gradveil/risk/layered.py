@@ -87,13 +87,29 @@ class _Layer:
     def to_weights(self, factors: Tensor) -> Tensor:
         """Return L x_i, (n, out, in), of a few directions."""
         total: Tensor | None = None
-        for (delta, read), fixed_read, fixed_delta in zip(self._split(factors), self._reads, self._deltas, strict=True):
+        parts = zip(self.calls, self._split(factors), self._reads, self._deltas, strict=True)
+        for call, (delta, read), fixed_read, fixed_delta in parts:
             moved = self._places(delta).transpose(1, 2) @ fixed_read
             # Added in place: sums of late layers are the largest things here.
-            moved.baddbmm_(fixed_delta.T.expand(len(moved), -1, -1), self._with_one(self._columns(read), 0.0))
+            if isinstance(self.module, nn.Linear) or read.device.type != "cpu":
+                moved.baddbmm_(fixed_delta.T.expand(len(moved), -1, -1), self._with_one(self._columns(read), 0.0))
+            else:
+                (moved[..., :-1] if self.bias else moved).add_(self._correlated(call.delta, read))
             total = moved if total is None else total + moved
         assert total is not None
         return total
+
+    def _correlated(self, delta: Tensor, read: Tensor) -> Tensor:
+        """Return Σ_t δ_t ȧ_tᵀ, (n, out, in), of a convolution, as one convolution of ȧ with δ for its kernel.
+
+        Unfolding ȧ would copy it once per value of the layer's kernel: on a CPU that took most of the time of K.
+        """
+        kernel, dilation, padding, stride = self._geometry()
+        small, wide = self._picture(delta.unsqueeze(0)), self._picture(read)  # (B, out, h, w), (n·B, in, H, W)
+        wide = wide.reshape(len(read), len(small), *wide.shape[1:]).transpose(1, 2)
+        found = F.conv2d(wide.flatten(0, 1), small.transpose(0, 1), None, dilation, padding, stride)
+        found = found[..., : kernel[0], : kernel[1]].reshape(len(read), wide.shape[1], small.shape[1], -1)
+        return found.transpose(1, 2).flatten(2)
 
     def from_weights(self, weights: Tensor) -> Tensor:
         """Return Lᵀ W, (n, factors)."""

@@ -13,17 +13,17 @@ import torch
 from torch import Tensor, nn
 
 from gradveil.data.public import public_images
-from gradveil.defenses import ClientView, Defense, InvLDNP, build_defense
+from gradveil.defenses import ClientView, Defense, InvLDNP, InvLGNP, build_defense
 from gradveil.defenses.denoising import denoise_images, denoise_in_subspace
 from gradveil.defenses.invl_dnp import MADE
-from gradveil.defenses.singular_noise import _tie_end, leading_count, noise_range, right_bases
+from gradveil.defenses.singular_noise import QUICK, _tie_end, leading_count, noise_range, right_bases
 from gradveil.errors import ReplaceLayer, UsageError
 from gradveil.learning import Learner, TrainingSettings, loss_by_name
 from gradveil.models import build_model
 from gradveil.randomness import Seed
 from gradveil.records import Batch, Observation, Reconstruction, ThreatModel, Update
 from gradveil.risk import lanczos
-from gradveil.risk.jacobians import jacobian_of
+from gradveil.risk.jacobians import Jacobian, jacobian_of
 
 GOLDEN: dict[str, dict[str, Any]] = json.loads((Path(__file__).parents[2] / "golden" / "defenses_invl.json").read_text())
 SHAPE, M = (1, 6, 6), 36
@@ -299,12 +299,41 @@ def observation_of(own: Learner, labels: Tensor | None) -> Observation:
     )
 
 
+def flat_spectrum() -> Jacobian:
+    values = torch.arange(1, 101, dtype=torch.float64) ** -0.2
+    return jacobian_of(lambda point: values * point, torch.ones(100, dtype=torch.float64))
+
+
 def test_noise_whose_directions_were_not_found_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     """On a flat spectrum the spared share ends beyond what Lanczos found: noise on one leftover direction would be a sham."""
     monkeypatch.setattr(lanczos, "MOST", 32)
-    values = torch.arange(1, 101, dtype=torch.float64) ** -0.2
-    jacobian = jacobian_of(lambda point: values * point, torch.ones(100, dtype=torch.float64))
-    with pytest.raises(UsageError, match="no direction for the noise is known"):
+    jacobian = flat_spectrum()
+    with pytest.raises(UsageError, match="that could be found end before a tenth"):
         noise_range(jacobian, low=0.6, high=0.95, rule="sum", mode="leading", most=4096)
     found = noise_range(jacobian, low=0.6, high=0.95, rule="sum", mode="gram", most=4096)
-    assert found.last - found.first > 20
+    assert found.last - found.first > 20 and found.wanted == found.last
+
+
+@pytest.mark.parametrize("mode", ["gram", "leading"])
+def test_a_cap_that_leaves_next_to_nothing_of_the_range_is_refused(mode: str) -> None:
+    """Both shares end after 54 and 94 of 100 values; a cap once moved the noise to one spared direction without a word."""
+    jacobian, wanted = flat_spectrum(), noise_range(flat_spectrum(), low=0.6, high=0.95, rule="sum", mode="gram", most=100)
+    j, k = wanted.first, wanted.last
+    assert (j, k) == (54, 94)
+    for most in (10, j, j + 3):
+        with pytest.raises(UsageError, match=f"vectors 5[3-6] to about 9[2-6], and most = {most} ends before a tenth"):
+            noise_range(jacobian, low=0.6, high=0.95, rule="sum", mode=mode, most=most)
+    partly = noise_range(jacobian, low=0.6, high=0.95, rule="sum", mode="gram", most=j + 10)
+    assert (partly.first, partly.last, partly.wanted) == (j, j + 10, k)
+    leading = noise_range(jacobian, low=0.0, high=0.95, rule="sum", mode=mode, most=5)
+    assert (leading.first, leading.last) == (0, 5)
+
+
+def test_attackers_who_simulate_see_noise_in_more_than_one_direction() -> None:
+    model = build_model("lenet", input_shape=(3, 12, 12), classes=3, seed=Seed(0))
+    own = Learner.of(model, loss_by_name("cross_entropy"))
+    data = Batch(public_images((3, 12, 12), 3, Seed(5)), torch.arange(3))
+    _, whole = InvLGNP().protect_update(Update(dict(own.weights), 3), view(own, data), {})
+    twin = InvLGNP().quick()
+    _, state = twin.protect_update(Update(dict(own.weights), 3), view(own, data), {})
+    assert len(whole["scaled"]) > QUICK == len(state["scaled"])

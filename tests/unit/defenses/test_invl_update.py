@@ -218,6 +218,23 @@ def test_the_server_makes_its_basis_once_for_all_clients() -> None:
     assert first.adversary.evidence(first, 0)["basis"] is second.adversary.evidence(second, 0)["basis"]
 
 
+def test_clients_with_public_centres_share_one_basis_and_others_do_not() -> None:
+    own, data = learner(), batch()
+    public = torch.rand((8, *SHAPE), generator=Seed(4).generator("public"), dtype=torch.float64)
+    shared = InvLGNP(centres="public")
+    copies = [own.replace(settings=own.settings.replace(learning_rate=rate)) for rate in (0.1, 0.2)]
+    seen = [shared.protect_update(zeros(own), view(each, data, public=public), {})[1][SCALED] for each in copies]
+    assert seen[0] is seen[1]
+    moved = own.replace(weights={name: value.clone() for name, value in own.weights.items()})
+    others = [
+        shared.protect_update(zeros(own), view(moved, data, public=public), {}),
+        shared.protect_update(zeros(own), view(own, data, public=public.clone()), {}),
+        InvLGNP(centres="public", share=0.9).protect_update(zeros(own), view(own, data, public=public), {}),
+        InvLGNP().protect_update(zeros(own), view(own, data, public=public), {}),
+    ]
+    assert all(state[SCALED] is not seen[0] for _, state in others)
+
+
 def test_a_model_too_large_for_the_basis_is_compared_plainly_and_flagged(monkeypatch: pytest.MonkeyPatch) -> None:
     own, data = learner(), batch()
     seen = observe(InvLGNP(centres="public"), own, data, data.inputs)

@@ -57,11 +57,12 @@ def test_gram_equals_dense_and_leading_is_near(spelling: str, shape: tuple[int, 
 
 
 class Odd(nn.Module):
-    """A layer called twice, a tied pair, a grouped convolution, a signal, and a weight used outside its layer."""
+    """A layer called twice, a wide step, a tied pair, a grouped convolution, a signal, and a weight used outside its layer."""
 
     def __init__(self, outside: bool) -> None:
         super().__init__()
         self.conv = nn.Conv1d(2, 2, 3, padding=1, stride=1)
+        self.sparse = nn.Conv1d(2, 4, 2, padding=3, stride=3, dilation=2, bias=False)
         self.grouped = nn.Conv1d(2, 2, 3, padding=1, groups=2)
         self.first, self.second = nn.Linear(8, 8), nn.Linear(8, 8, bias=False)
         self.second.weight = self.first.weight
@@ -71,6 +72,7 @@ class Odd(nn.Module):
 
     def forward(self, inputs: Tensor) -> Tensor:
         hidden = torch.tanh(self.conv(torch.tanh(self.conv(inputs))))
+        hidden = torch.tanh(self.sparse(hidden)).reshape(-1, 2, 8)
         hidden = self.second(torch.tanh(self.first(torch.tanh(self.grouped(hidden)))))
         if self.outside:
             hidden = hidden @ self.wide.weight[:8]
