@@ -33,6 +33,7 @@ from gradveil.errors import UsageError
 from gradveil.federation.latency import measure_latency
 from gradveil.federation.parties import send
 from gradveil.federation.setup import build_federation
+from gradveil.federation.vertical_training import build_vertical, measure_party
 from gradveil.learning import Learner
 from gradveil.randomness import Seed
 from gradveil.records import Batch
@@ -165,6 +166,9 @@ def _trainings(cells: list[Cell], utility: UtilitySettings) -> list[TrainingEsti
     rows = []
     for training in all_trainings(cells, utility.replace(seeds=1)):
         settings = training.federation()
+        if training.cut:
+            rows.append(TrainingEstimate(training, utility.seeds, utility.seeds * _vertical_seconds(training)))
+            continue
         federation = build_federation(settings)
         size = max(len(part) for part in federation.parts)
         steps = settings.training().steps(size)
@@ -178,6 +182,17 @@ def _trainings(cells: list[Cell], utility: UtilitySettings) -> list[TrainingEsti
         once = utility.rounds * utility.clients_per_round * client + looks + min(measured, 60 * client)
         rows.append(TrainingEstimate(training, utility.seeds, utility.seeds * once))
     return rows
+
+
+def _vertical_seconds(training: Training) -> float:
+    """Time a party for one step, count the label owner as another, and multiply; a test record costs a third of a trained one."""
+    built = build_vertical(training.federation(), training.cut, training.parts)
+    timed, utility = measure_party(built, seconds=ENOUGH_SECONDS), training.utility
+    parties = len(built.federation.parties)
+    step = (parties * timed.defended_ms + timed.undefended_ms) / 1000
+    looks = utility.rounds / utility.evaluate_every * step * built.batches * len(built.test) / (3 * len(built.train))
+    measured = LATENCY_SECONDS if training.defense != BASELINE else 0.0
+    return utility.rounds * built.steps * step + looks + min(measured, 60 * step)
 
 
 def _rows(cells: list[Cell]) -> list[CellEstimate]:

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 from gradveil.audit.ladders import expand_defense, look_up
 from gradveil.audit.plan_keys import KEYS, SECTIONS, read_document, read_value, start_at, toml_text
 from gradveil.audit.utility_settings import UtilitySettings
-from gradveil.audit.vertical import HORIZONTAL, check_cuts, check_utility, fitting_cells
+from gradveil.audit.vertical import HORIZONTAL, check_cuts, fitting_cells
 from gradveil.errors import UsageError, suggest
 from gradveil.registry import parse_call
 
@@ -258,7 +258,6 @@ class Plan:
         from gradveil.data import PARTITIONS
 
         if self.utility is not None:
-            check_utility(self.cut)
             look_up(self.utility.partition, PARTITIONS.build)
             Training(data=self.data[0], model=self.model[0], utility=self.utility).federation()
 

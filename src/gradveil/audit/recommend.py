@@ -13,7 +13,8 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from gradveil.errors import Unreliable, UsageError
+from gradveil.audit.vertical import HORIZONTAL
+from gradveil.errors import Unreliable, UsageError, suggest
 from gradveil.report.numbers import count, interval, percent, points, times
 from gradveil.report.results import Cell, Estimate, Results, Share
 from gradveil.report.verdict import Setting, Status, settings_of, status_of
@@ -35,6 +36,7 @@ class Requirements:
         max_bytes_ratio: Bytes that clients send, relative to no defense.
         max_identified: Share of records, compared with the upper bound of what was identified.
         strict: Whether the far end of the interval of the accuracy must be within the limit, not only its mean.
+        cut: Judge the rows of models that are cut here; empty takes horizontal rows, or all cuts where there are no others.
     """
 
     max_accuracy_drop: float | None = None
@@ -42,6 +44,7 @@ class Requirements:
     max_bytes_ratio: float | None = None
     max_identified: float | None = None
     strict: bool = False
+    cut: str = ""
 
     def __post_init__(self) -> None:
         """Refuse limits that mean nothing."""
@@ -148,17 +151,15 @@ def recommend(results: Results, asked: Requirements) -> Recommendation:
         UsageError: Utility was not measured, or no defense was.
         Unreliable: Nothing shows that the attackers can win, the federation learned nothing, or no defense can be judged.
     """
-    # Accuracy is that of clients who share updates; rows of cut models have none to weigh.
-    settings = settings_of([cell for cell in results.cells if not cell.settings.get("cut")])
-    if not settings:
-        raise UsageError("every row of this run is of a cut model, whose accuracy is not measured, so nothing can be recommended")
+    chosen_rows = _rows(results, asked)
+    settings = settings_of(chosen_rows)
     _check_evidence(settings)
     candidates = sorted(_candidates(settings, asked), key=Candidate.rank)
     judged = [candidate for candidate in candidates if not candidate.doubts]
     if not judged:
         why = "; ".join(f"{each.spelling}: {each.doubts[0]}" for each in candidates[:MOST_NAMED])
         raise Unreliable(f"nothing can be recommended, because no defense can be judged ({why})")
-    notes = _common_notes(results, candidates)
+    notes = _common_notes(results, candidates, chosen_rows)
     fit = [candidate for candidate in judged if candidate.qualifies]
     if not fit:
         return Recommendation(chosen=None, sentence=_refusal(judged), notes=tuple(notes), candidates=tuple(candidates))
@@ -167,11 +168,26 @@ def recommend(results: Results, asked: Requirements) -> Recommendation:
     return Recommendation(chosen=chosen, sentence=_answer(chosen, fit, judged), notes=tuple(notes), candidates=tuple(candidates))
 
 
+def _rows(results: Results, asked: Requirements) -> list[Cell]:
+    """Return the rows to judge: updates and embeddings are defended by different means, so they are not weighed together."""
+    cuts = list(dict.fromkeys(_cut(cell) for cell in results.cells))
+    if asked.cut:
+        known = [cut or HORIZONTAL for cut in cuts]
+        if asked.cut not in known:
+            raise UsageError(f"there is no row with cut {asked.cut!r} in this run{suggest(asked.cut, known)}")
+        return [cell for cell in results.cells if (_cut(cell) or HORIZONTAL) == asked.cut]
+    return [cell for cell in results.cells if not _cut(cell)] or list(results.cells)
+
+
+def _cut(cell: Cell) -> str:
+    return str(cell.settings.get("cut") or "")
+
+
 def _check_evidence(settings: Sequence[Setting]) -> None:
     cells = [cell for setting in settings for cell in setting.defended]
     if not cells:
         raise UsageError(
-            'no defense of updates was measured in this run; name some in the plan, as in defense = ["none", "pruning:ladder"]'
+            'no defense was measured in these rows; name some in the plan, as in defense = ["none", "pruning:ladder"]'
         )
     if all(cell.utility is None for cell in cells):
         raise UsageError(
@@ -339,13 +355,16 @@ def _notes_on_accuracy(chosen: Candidate, asked: Requirements) -> list[str]:
     return []
 
 
-def _common_notes(results: Results, candidates: Sequence[Candidate]) -> list[str]:
+def _common_notes(results: Results, candidates: Sequence[Candidate], judged: Sequence[Cell]) -> list[str]:
     notes = [f"{each.spelling} was left out: {'; '.join(each.doubts)}" for each in candidates if each.doubts]
     if results.missing:
         notes.append(f"{count(results.missing, 'cell is', 'cells are')} not done yet, so the answer may change")
-    cut = sum(bool(cell.settings.get("cut")) for cell in results.cells)
-    if cut:
-        notes.append(f"{count(cut, 'row', 'rows')} of vertical learning left out: accuracy is measured for shared updates only")
+    others = list(dict.fromkeys(_cut(cell) or HORIZONTAL for cell in results.cells if cell not in judged))
+    if others:
+        options = " or ".join(f"--cut {cut}" for cut in others)
+        notes.append(
+            f"{count(len(results.cells) - len(judged), 'row', 'rows')} of other cuts left out; ask for them with {options}"
+        )
     return notes
 
 

@@ -1,7 +1,8 @@
 """Utility: one federated training per defense and seed, kept like a cell, and what the pairs of them say about a defense.
 
-A training does not depend on the attack or on the batch size under attack, so all cells with the same data, model and defense
-share it. The undefended training of the same seed is always among them: accuracy means little without it.
+Of a cut model the parties of vertical learning train together, else clients who share updates do. A training does not depend on
+the attack or on the batch size under attack, so all cells with the same data, model, cut and defense share it. The undefended
+training of the same seed is always among them: accuracy means little without it.
 """
 
 from __future__ import annotations
@@ -54,6 +55,8 @@ class Training:
         seed: Root of all randomness.
         device: ``cpu`` or ``cuda``.
         loss: Registered loss or ``module:function``.
+        cut: Where the model is cut for vertical learning; empty trains clients who share updates.
+        parts: Who owns which features of a cut model.
         utility: How the federation trains; the number of seeds plays no part in one training.
     """
 
@@ -67,11 +70,14 @@ class Training:
     seed: int = 0
     device: str = "cpu"
     loss: str = "cross_entropy"
+    cut: str = ""
+    parts: str = "whole"
     utility: UtilitySettings
 
     def as_dict(self) -> dict[str, Any]:
         """Return the settings as plain JSON values, in order."""
-        own = {field.name: getattr(self, field.name) for field in dataclasses.fields(self) if field.name != "utility"}
+        hidden = {"utility"} if self.cut else {"utility", "cut", "parts"}
+        own = {field.name: getattr(self, field.name) for field in dataclasses.fields(self) if field.name not in hidden}
         return own | {name: value for name, value in self.utility.as_dict().items() if name != "seeds"}
 
     def key(self, **content: str | int) -> str:
@@ -88,19 +94,17 @@ class Training:
         return dataclasses.replace(self, defense=BASELINE)
 
     def federation(self) -> FederationSettings:
-        """Return the settings as the training engine takes them."""
+        """Return the settings as the training engines take them; where the model is cut is told apart."""
         from gradveil.federation.engine import FederationSettings
 
-        return FederationSettings(**self.as_dict())
+        return FederationSettings(**{name: value for name, value in self.as_dict().items() if name not in ("cut", "parts")})
 
 
 def trainings_of(cell: Cell, utility: UtilitySettings) -> list[Training]:
     """Return the trainings behind one cell's utility, one per seed; the seeds follow on from the cell's.
 
-    Of a cut model there are none: trainings here are of clients who share updates.
+    Which party is attacked, and what of it is seen, plays no part: the parties train together.
     """
-    if cell.cut:
-        return []
     return [
         Training(
             data=cell.data,
@@ -113,6 +117,8 @@ def trainings_of(cell: Cell, utility: UtilitySettings) -> list[Training]:
             seed=cell.seed + index,
             device=cell.device,
             loss=cell.loss,
+            cut=cell.cut,
+            parts=cell.parts,
             # Equal trainings must have equal keys, whatever number of seeds asked for them.
             utility=utility.replace(seeds=1),
         )
@@ -134,9 +140,14 @@ def check_trainings(cells: Iterable[Cell], utility: UtilitySettings) -> None:
         UsageError: One sentence about the split, the model or the data.
     """
     from gradveil.federation.setup import build_federation
+    from gradveil.federation.vertical_training import build_vertical
 
     for training in all_trainings(cells, utility):
-        if training.defense == BASELINE:
+        if training.defense != BASELINE:
+            continue
+        if training.cut:
+            build_vertical(training.federation(), training.cut, training.parts)
+        else:
             build_federation(training.federation())
 
 
@@ -160,6 +171,7 @@ def run_training(
         report: Told ``(rounds done, rounds planned)``.
     """
     from gradveil.federation.engine import train
+    from gradveil.federation.vertical_training import train_vertical
 
     def told(record: RoundRecord) -> None:
         if report is not None:
@@ -167,7 +179,11 @@ def run_training(
 
     # A checkpoint a round would cost small models more time than the rounds a killed training repeats.
     every = max(1, training.utility.rounds // CHECKPOINTS)
-    result = train(training.federation(), out=work, on_round=told, latency=True, checkpoint_every=every)
+    settings: dict[str, Any] = {"out": work, "on_round": told, "latency": True, "checkpoint_every": every}
+    if training.cut:
+        result = train_vertical(training.federation(), cut=training.cut, parts=training.parts, **settings)
+    else:
+        result = train(training.federation(), **settings)
     return TrainingOutcome(_record(training, key, result), _timing(key, result))
 
 
@@ -236,7 +252,7 @@ def cell_utility(
     accuracy = [{each["training"]["seed"]: each["final_accuracy"] for each in side} for side in sides]
     sent = [{name: statistics.fmean(each["bytes"][name] for each in side) for name in ("up", "down")} for side in sides]
     return {
-        "settings": utility.as_dict(),
+        "settings": _told(utility, pairs[0][0]["training"]),
         "seeds": [a["training"]["seed"] for a, _ in pairs],
         "trainings": [a["key"] for a, _ in pairs],
         "baseline": [b["key"] for _, b in pairs],
@@ -245,6 +261,15 @@ def cell_utility(
         "bytes": {**sent[0], "undefended_up": sent[1]["up"], "undefended_down": sent[1]["down"]},
         "guarantee": _weakest([a.get("guarantee") for a, _ in pairs]),
     }
+
+
+def _told(utility: UtilitySettings, training: Mapping[str, Any]) -> dict[str, Any]:
+    """Return how the trainings went, without what is about clients where there were parties."""
+    if not training.get("cut"):
+        return utility.as_dict()
+    about_clients = ("clients", "clients_per_round", "partition", "aggregation")
+    own = {name: value for name, value in utility.as_dict().items() if name not in about_clients}
+    return {**own, "cut": training["cut"], "parts": training["parts"]}
 
 
 def _weakest(guarantees: Sequence[Mapping[str, Any] | None]) -> Mapping[str, Any] | None:

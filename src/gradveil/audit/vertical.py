@@ -10,16 +10,10 @@ from gradveil.errors import UsageError
 if TYPE_CHECKING:
     from gradveil.audit.cells import Cell
 
-__all__ = ["HORIZONTAL", "check_cuts", "check_utility", "fitting_cells"]
+__all__ = ["HORIZONTAL", "check_cuts", "fitting_cells"]
 
 HORIZONTAL = "none"
 """The cut of a model that is not cut."""
-
-
-def check_utility(cuts: Sequence[str]) -> None:
-    """Refuse to measure utility where every model is cut."""
-    if cuts and HORIZONTAL not in cuts:
-        raise UsageError("utility trains clients who share updates, and every model here is cut; add 'none' to cut")
 
 
 def check_cuts(cells: Sequence[Cell]) -> None:

@@ -25,6 +25,9 @@ def recommend(
     strict: Annotated[
         bool, typer.Option("--strict", help="The whole interval of the accuracy must be within the limit.")
     ] = False,
+    cut: Annotated[
+        str, typer.Option(metavar="CUT", help="Rows of models cut here; none for horizontal rows, the default if there are any.")
+    ] = "",
     as_json: AsJson = False,
 ) -> None:
     """Say which defense to use, in one line and with its reason.
@@ -44,6 +47,7 @@ def recommend(
         max_bytes_ratio=max_bytes_ratio,
         max_identified=max_identified,
         strict=strict,
+        cut=cut,
     )
     found = choose(load_results(folder), asked)
     if as_json:

@@ -84,6 +84,7 @@ class VerticalFederation:
         settings: Optimiser, learning rate and BatchNorm mode.
         defense: What every party does to its data and embeddings, in training and in prediction.
         seed: Root of all randomness.
+        public: Public whole inputs a defense may use; each party has its own part of them.
     """
 
     parties: tuple[EmbeddingLearner, ...]
@@ -92,6 +93,7 @@ class VerticalFederation:
     settings: TrainingSettings = field(default_factory=TrainingSettings)
     defense: Defense = field(default_factory=NoDefense)
     seed: Seed = field(default_factory=lambda: Seed(0))
+    public: Tensor | None = None
 
     def __post_init__(self) -> None:
         """Refuse what vertical learning has no place for."""
@@ -108,6 +110,7 @@ class VerticalFederation:
         *,
         defense: Defense | None = None,
         seed: Seed | None = None,
+        public: Tensor | None = None,
     ) -> VerticalFederation:
         """Copy the parts of a joined model into learners.
 
@@ -122,7 +125,12 @@ class VerticalFederation:
             )
         parties = tuple(EmbeddingLearner.of_bottom(bottom, loss, settings) for bottom in model.bottoms)
         top = Learner.of(model.top, loss, settings)
-        return cls(parties, top, model.division, settings, defense or NoDefense(), seed or Seed(0))
+        return cls(parties, top, model.division, settings, defense or NoDefense(), seed or Seed(0), public)
+
+    def to(self, device: torch.device) -> VerticalFederation:
+        """Return the same on a device."""
+        public = None if self.public is None else self.public.to(device)
+        return self.replace(parties=tuple(party.to(device) for party in self.parties), top=self.top.to(device), public=public)
 
     def start(self) -> VerticalState:
         """Return the state before the first step."""
@@ -232,6 +240,13 @@ class VerticalFederation:
         assert isinstance(trained, EmbeddingLearner)
         return trained
 
+    def party_work(self, state: VerticalState, party: int, inputs: Tensor, targets: Tensor) -> VerticalState:
+        """Do what one party does in a step (embed, protect, encode, pull a gradient back), to time it."""
+        result = self._send(state, party, self.division.split(inputs)[party], targets, "training")
+        self._bottom_gradient(state.bottoms[party], party, result.trained_batch.inputs, torch.ones_like(result.embedding))
+        kept = tuple(result.state if index == party else own for index, own in enumerate(state.defenses))
+        return dataclasses.replace(state, defenses=kept, step=state.step + 1)
+
     def _send(self, state: VerticalState, party: int, part: Tensor, targets: Tensor, *occasion: object) -> PartyResult:
         return run_party(
             self.learner(state, party),
@@ -240,6 +255,7 @@ class VerticalFederation:
             self.seed.child(*occasion, "party", party),
             state=state.defenses[party],
             round_index=state.step,
+            public=None if self.public is None else self.division.split(self.public)[party].contiguous(),
         )
 
     def _bottom_gradient(self, weights: Named, party: int, inputs: Tensor, back: Tensor) -> Named:

@@ -155,6 +155,11 @@ def utility_words(settings: Mapping[str, Any]) -> str:
     def value(name: str) -> str:
         return str(settings.get(name, "?"))
 
+    if settings.get("cut"):
+        passes = "1 pass" if value("local_epochs") == "1" else f"{value('local_epochs')} passes"
+        local = f"minibatches of {value('minibatch')}, learning rate {value('learning_rate')}"
+        together = f"the parties ({value('parts')}, model cut at {value('cut')}) step together in {value('rounds')} rounds"
+        return f"{together} of {passes} over the records, {local}"
     every = f"{value('clients_per_round')} of {value('clients')} clients in each of {value('rounds')} rounds"
     epochs = "1 local epoch" if value("local_epochs") == "1" else f"{value('local_epochs')} local epochs"
     local = f"{epochs}, minibatches of {value('minibatch')}, learning rate {value('learning_rate')}"

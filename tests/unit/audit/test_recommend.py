@@ -172,7 +172,7 @@ def test_a_federation_that_learned_nothing_recommends_nothing(tmp_path: Path) ->
 
 
 def test_no_defense_at_all_is_one_sentence(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="no defense of updates was measured"):
+    with pytest.raises(UsageError, match="no defense was measured in these rows"):
         ask(tmp_path, NONE, max_accuracy_drop=1)
 
 
@@ -183,14 +183,17 @@ def test_several_settings_count_with_their_worst(tmp_path: Path) -> None:
     assert len(found.candidates) == 4
 
 
-def test_rows_of_cut_models_have_no_accuracy_to_weigh(tmp_path: Path) -> None:
+def test_updates_and_embeddings_are_not_weighed_together(tmp_path: Path) -> None:
     grid = [{"cut": ""}, {"cut": "cut1"}]
-    found = ask(tmp_path, grid=grid, max_accuracy_drop=1, max_time=1.2)
     alone = ask(tmp_path / "alone", max_accuracy_drop=1, max_time=1.2)
-    assert found.as_dict()["recommended"] == alone.as_dict()["recommended"]
-    assert any("of vertical learning left out" in note for note in found.notes)
-    with pytest.raises(UsageError, match="of a cut model"):
-        ask(tmp_path / "cut", grid=[{"cut": "cut1"}], max_accuracy_drop=1)
+    for cut, other in (("", "cut1"), ("none", "cut1"), ("cut1", "none")):
+        found = ask(tmp_path / f"both{cut}", grid=grid, max_accuracy_drop=1, max_time=1.2, cut=cut)
+        assert found.as_dict()["recommended"] == alone.as_dict()["recommended"]
+        assert f"5\u00a0rows of other cuts left out; ask for them with --cut {other}" in found.notes
+    vertical = ask(tmp_path / "cut", grid=[{"cut": "cut1"}], max_accuracy_drop=1, max_time=1.2)
+    assert vertical.as_dict()["recommended"] == alone.as_dict()["recommended"] and vertical.notes == alone.notes
+    with pytest.raises(UsageError, match="no row with cut 'cut2'"):
+        ask(tmp_path / "wrong", grid=grid, max_accuracy_drop=1, cut="cut2")
 
 
 def test_what_is_not_done_in_every_setting_cannot_be_judged(tmp_path: Path) -> None:

@@ -135,7 +135,7 @@ def test_default_defenses_that_do_not_fit_are_left_out() -> None:
         ({"cut": ["cut1"], "sees": "gradients"}, "sees"),
         ({"cut": ["cut1"], "defense": ["pruning(rate=0.9)"]}, "only embeddings leave a party"),
         ({"cut": ["cut1"], "local_steps": [2]}, "one embedding per record"),
-        ({"cut": ["cut1"], "utility": UtilitySettings()}, "every model here is cut"),
+        ({"cut": ["cut1"], "parts": "columns", "utility": UtilitySettings()}, "divides tables"),
         ({"cut": ["cut1"], "model": ["resnet20"], "batch_norm": "train"}, ""),
     ],
 )
