@@ -26,6 +26,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import invl_vertical
 import torch
 
 from gradveil import __version__
@@ -116,12 +117,18 @@ def run(options: argparse.Namespace) -> None:
 
 
 def _chosen(options: argparse.Namespace) -> list[Row]:
-    rows = VERTICAL if options.vertical else HORIZONTAL
+    rows = (*VERTICAL, *_more(options)) if options.vertical else HORIZONTAL
     wanted = {part.strip() for part in options.row.split(";") if part.strip()}
     unknown = wanted - {row.title for row in rows}
     if unknown:
         raise SystemExit(f"no row is called {sorted(unknown)[0]!r}; rows: {'; '.join(row.title for row in rows)}")
     return [row for row in rows if not wanted or row.title in wanted]
+
+
+def _more(options: argparse.Namespace) -> tuple[Row, ...]:
+    """Return the rows of ``--also``: the same defense at a strength that the paper has not."""
+    pairs = [text.partition("=") for text in options.also]
+    return tuple(Row(title.strip(), spelling.strip()) for title, _, spelling in pairs)
 
 
 def _path(options: argparse.Namespace, part: str, row: Row) -> Path:
@@ -160,7 +167,9 @@ def attack(row: Row, options: argparse.Namespace) -> dict[str, Any]:
 def accuracy(row: Row, options: argparse.Namespace) -> dict[str, Any]:
     """Train with the row's defense."""
     if options.vertical:
-        raise SystemExit("accuracy of vertical rows is measured by `gradveil train` with a cut; this part is horizontal")
+        each = row.title in ("InvL-DNP", "InvL-ENP")  # a basis for every record of every step would take days
+        found: dict[str, Any] = invl_vertical.accuracy(row.spelling, "" if each else row.spelling, options)
+        return found
     spelling = (row.trained or row.spelling).format(refresh=options.refresh)
     settings = FederationSettings(
         data=options.data,
@@ -251,7 +260,8 @@ def table(options: argparse.Namespace) -> None:
             "| defense | plain: identified | MSE | PSNR, dB | SSIM | informed: identified | MSE | PSNR, dB | SSIM | accuracy | "
             "client time | paper: MSE / PSNR / SSIM / accuracy |\n|---|---|---|---|---|---|---|---|---|---|---|---|\n"
         )
-        for row in rows:
+        extra = [Row(title, "") for _, own, title in found if own == vertical and title not in {row.title for row in rows}]
+        for row in (*rows, *dict.fromkeys(extra)):
             parts = {part: found.get((part, vertical, row.title), []) for part in PARTS}
             if any(parts.values()):
                 sys.stdout.write(_line(row, parts))
@@ -263,8 +273,9 @@ def _line(row: Row, parts: dict[str, list[dict[str, Any]]]) -> str:
     for side in ("plain", "informed"):
         summary = (attacked[side] or attacked["plain"]) if attacked else None
         cells += _privacy(summary, attacked["n"]) if summary and attacked else ["–"] * 4
-    finals = [100 * record["final_accuracy"] for record in parts["accuracy"]]
-    cells.append(f"{sum(finals) / len(finals):.1f} % ({len(finals)} seeds)" if finals else "–")
+    finals = [100 * record["final_accuracy"] for record in parts["accuracy"] if "predicted" not in record]
+    told = f"{sum(finals) / len(finals):.1f} % ({len(finals)} seeds)" if finals else invl_vertical.told(parts["accuracy"])
+    cells.append(told)
     cells.append(f"{parts['cost'][0]['ratio']:.2f}×" if parts["cost"] else "–")
     cells.append(" / ".join(f"{value:g}" for value in row.published) if row.published else "–")
     return "| " + " | ".join(cells) + " |\n"
@@ -282,9 +293,13 @@ def _privacy(summary: dict[str, Any], n: int) -> list[str]:
 def main() -> None:
     """Read the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", choices=("run", "table", "rows"))
+    parser.add_argument(
+        "what", choices=("run", "table", "rows", "weights"), help="weights: train without a defense, for --vertical"
+    )
     parser.add_argument("--part", choices=(*PARTS, "all"), default="all")
     parser.add_argument("--row", default="", help="titles separated by semicolons; all without")
+    parser.add_argument("--also", action="append", default=[], metavar="TITLE=DEFENSE", help="one more row, for --vertical")
+    parser.add_argument("--predicted", type=int, default=0, help="test records of predictions, for --vertical; 0 takes all")
     parser.add_argument("--vertical", action="store_true", help="Table 3: embeddings of a cut model")
     parser.add_argument("--data", default="photos")
     parser.add_argument("--labels", default="")
@@ -311,7 +326,7 @@ def main() -> None:
         for row in VERTICAL if options.vertical else HORIZONTAL:
             print(f"{row.title:28} {row.spelling.format(refresh=options.refresh)}")
         return
-    (run if options.what == "run" else table)(options)
+    {"run": run, "table": table, "weights": invl_vertical.write_weights}[options.what](options)
 
 
 if __name__ == "__main__":
