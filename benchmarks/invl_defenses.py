@@ -8,17 +8,15 @@
     python benchmarks/invl_defenses.py table --out DIR
 
 Every row of every part writes one JSON and depends on no other, so rows run in parallel; a finished one is not repeated.
-Settings are the paper's for CIFAR-10, whose δ is a variance. Attacks: plain and informed, as `update_defenses.py`. Accuracy:
-every round one client sends the gradient of one minibatch (local rate 1) to a server with Adam, so that noise is in units of a
-gradient and undiluted, as in the paper. Cost: one client's round of one pass over its records, over the same without a defense;
-rounds are interleaved and the fastest counts. A basis kept for R rounds counts as (one that makes it + R - 1 that keep it) / R.
+Settings are the paper's for CIFAR-10, whose δ is a variance. Attacks: plain and informed, as `update_defenses.py`; the ensemble
+quick-no-simulation-1 leaves out those that run a defense on every candidate. Accuracy and cost: see `invl_horizontal.py` and
+`invl_vertical.py`. What a kept basis costs in protection: `invl_kept.py`.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import platform
 import re
 import sys
 import time
@@ -26,6 +24,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import invl_horizontal
 import invl_vertical
 import torch
 
@@ -33,14 +32,6 @@ from gradveil import __version__
 from gradveil.audit.cells import Cell
 from gradveil.audit.describe import describe_cells
 from gradveil.audit.run import run_cells
-from gradveil.data import load_data
-from gradveil.defenses import build_defense
-from gradveil.federation.client import run_client
-from gradveil.federation.engine import FederationSettings, train
-from gradveil.learning import Learner, TrainingSettings, loss_by_name
-from gradveil.models import build_model
-from gradveil.randomness import Seed
-from gradveil.tensors import Named
 
 FORMAT = "gradveil-invl-1"
 PARTS = ("attack", "accuracy", "cost")
@@ -117,7 +108,7 @@ def run(options: argparse.Namespace) -> None:
 
 
 def _chosen(options: argparse.Namespace) -> list[Row]:
-    rows = (*VERTICAL, *_more(options)) if options.vertical else HORIZONTAL
+    rows = (*(VERTICAL if options.vertical else HORIZONTAL), *_more(options))
     wanted = {part.strip() for part in options.row.split(";") if part.strip()}
     unknown = wanted - {row.title for row in rows}
     if unknown:
@@ -169,80 +160,15 @@ def accuracy(row: Row, options: argparse.Namespace) -> dict[str, Any]:
     if options.vertical:
         each = row.title in ("InvL-DNP", "InvL-ENP")  # a basis for every record of every step would take days
         found: dict[str, Any] = invl_vertical.accuracy(row.spelling, "" if each else row.spelling, options)
-        return found
-    spelling = (row.trained or row.spelling).format(refresh=options.refresh)
-    settings = FederationSettings(
-        data=options.data,
-        labels=options.labels,
-        model=options.model,
-        defense=spelling,
-        clients=options.clients,
-        clients_per_round=1,
-        rounds=options.rounds,
-        local_steps=1,
-        minibatch=options.minibatch,
-        learning_rate=1.0,
-        server_optimizer="adam",
-        server_learning_rate=options.server_rate,
-        batch_norm="eval",
-        evaluate_every=max(1, options.rounds // 10),
-        seed=options.seed,
-        device=options.device,
-    )
-    result = train(settings)
-    return {
-        "defense": spelling,
-        "settings": {**settings.as_dict(), "data": Path(options.data).name},
-        "final_accuracy": result.final_accuracy,
-        "best_accuracy": result.best_accuracy,
-        "accuracy": [[entry.round, entry.accuracy] for entry in result.rounds if entry.accuracy is not None],
-        "client_seconds": sum(entry.client_seconds for entry in result.rounds),
-        "refused": sum(entry.refused for entry in result.rounds),
-    }
+    else:
+        found = invl_horizontal.accuracy((row.trained or row.spelling).format(refresh=options.refresh), options)
+    return found
 
 
 def cost(row: Row, options: argparse.Namespace) -> dict[str, Any]:
     """Time one client's round with the row's defense, over the same without one."""
-    spelling = row.spelling.format(refresh=options.refresh)
-    defense, plain = build_defense(spelling), build_defense("none")
-    data = load_data(options.data, labels=options.labels or None)
-    device = torch.device(options.device)
-    model = build_model(options.model, input_shape=data.input_shape, classes=data.classes, seed=Seed(options.seed))
-    settings = TrainingSettings(shares="weights", epochs=1, minibatch=options.minibatch, learning_rate=0.01)
-    learner = Learner.of(model, loss_by_name("cross_entropy"), settings).to(device)
-    batch = data.batch(list(range(options.cost_records)))
-    batch = batch.replace(inputs=batch.inputs.to(device), targets=batch.targets.to(device))
-    public = data.batch(list(range(options.cost_records, min(len(data), 2 * options.cost_records)))).inputs.to(device)
-
-    def timed(which: Any, state: Named | None, index: int) -> tuple[float, Named]:
-        begun = time.perf_counter()
-        result = run_client(learner, batch, which, Seed(0), state=state, round_index=index, public=public)
-        if device.type == "cuda":
-            torch.cuda.synchronize()
-        return time.perf_counter() - begun, result.state
-
-    timed(plain, None, 0)
-    best = {"plain": float("inf"), "fresh": float("inf"), "kept": float("inf")}
-    for _ in range(options.repeats):
-        best["plain"] = min(best["plain"], timed(plain, None, 0)[0])
-        took, state = timed(defense, None, 0)
-        best["fresh"] = min(best["fresh"], took)
-        if options.refresh > 1 and "refresh" in spelling:
-            best["kept"] = min(best["kept"], timed(defense, state, 1)[0])
-    rounds = options.refresh if best["kept"] < float("inf") else 1
-    mean = (best["fresh"] + (rounds - 1) * best["kept"]) / rounds if rounds > 1 else best["fresh"]
-    return {
-        "defense": spelling,
-        "records": options.cost_records,
-        "minibatch": options.minibatch,
-        "device": torch.cuda.get_device_name() if device.type == "cuda" else platform.machine(),
-        "threads": torch.get_num_threads(),
-        "refresh": rounds,
-        "plain_seconds": best["plain"],
-        "fresh_seconds": best["fresh"],
-        "kept_seconds": best["kept"] if rounds > 1 else None,
-        "ratio": mean / best["plain"],
-    }
+    found: dict[str, Any] = invl_horizontal.cost(row.spelling.format(refresh=options.refresh), options)
+    return found
 
 
 def table(options: argparse.Namespace) -> None:
@@ -298,7 +224,7 @@ def main() -> None:
     )
     parser.add_argument("--part", choices=(*PARTS, "all"), default="all")
     parser.add_argument("--row", default="", help="titles separated by semicolons; all without")
-    parser.add_argument("--also", action="append", default=[], metavar="TITLE=DEFENSE", help="one more row, for --vertical")
+    parser.add_argument("--also", action="append", default=[], metavar="TITLE=DEFENSE", help="one more row")
     parser.add_argument("--predicted", type=int, default=0, help="test records of predictions, for --vertical; 0 takes all")
     parser.add_argument("--vertical", action="store_true", help="Table 3: embeddings of a cut model")
     parser.add_argument("--data", default="photos")
@@ -311,7 +237,6 @@ def main() -> None:
     parser.add_argument("--ensemble", default="quick")
     parser.add_argument("--steps", type=int, default=0, help="cap on steps per recipe; 0 leaves the ensemble's own")
     parser.add_argument("--risk", default="off", help="also score the records without an attack: auto, gram, leading")
-    parser.add_argument("--clients", type=int, default=4)
     parser.add_argument("--rounds", type=int, default=600)
     parser.add_argument("--minibatch", type=int, default=32)
     parser.add_argument("--server-rate", type=float, default=1e-3)

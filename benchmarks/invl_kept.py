@@ -1,0 +1,171 @@
+"""What a kept or shared basis of guided noise costs in protection, in closed form and without an attack.
+
+    python benchmarks/invl_kept.py --data cifar10.npz --records 4 --rounds 50 500 --out kept.json
+
+InvL-GNP spoils an inverter of rank k by δ Σ_{i≤k} ‖u_iᵀ B‖² / σ_i² in expectation (Theorem 3, its inverse form), with B the
+orthonormal directions of the noise; InvL-DNP by δ Σ_{i≤k} ‖v_iᵀ W‖² (Theorem 2). u_i, σ_i, v_i are those of one record at the
+weights of the round; B and W may be older, or those of public or class means. Told is the quotient by what the record's own basis
+of this round gives. A client has one record for InvL-GNP; class means of InvL-DNP are over ``--means`` records of the class.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from gradveil import __version__
+from gradveil.defenses.singular_noise import (
+    average_jacobian,
+    left_basis,
+    noise_range,
+    noisy_ranks,
+    public_centres,
+    record_jacobian,
+)
+from gradveil.federation.settings import FederationSettings
+from gradveil.federation.setup import build_federation
+from gradveil.learning import Learner, TrainingSettings
+from gradveil.risk.jacobians import Jacobian
+from gradveil.risk.spectra import Spectrum, spectrum
+
+FORMAT = "gradveil-invl-kept-1"
+LOW, HIGH, RULE, MOST = 0.6, 0.95, "sum", 4096
+
+
+def trained(learner: Learner, inputs: Tensor, targets: Tensor, rounds: int, rate: float, minibatch: int) -> Learner:
+    """Take so many steps of Adam on consecutive minibatches."""
+    weights = {name: value.clone() for name, value in learner.weights.items()}
+    server = torch.optim.Adam(list(weights.values()), lr=rate)
+    for index in range(rounds):
+        rows = torch.arange(index * minibatch, (index + 1) * minibatch) % len(inputs)
+        gradient = learner.gradient(weights, inputs[rows], targets[rows])
+        for name, value in weights.items():
+            value.grad = gradient[name].detach()
+        server.step()
+    return learner.replace(weights={name: value.detach() for name, value in weights.items()})
+
+
+class Own:
+    """One record's spectrum at some weights, the range of its noise, and its own two bases."""
+
+    def __init__(self, jacobian: Jacobian) -> None:
+        """Decompose it."""
+        self.jacobian = jacobian
+        self.found: Spectrum = spectrum(jacobian, mode="gram", right=True)
+        self.first, self.last = noisy_ranks(self.found, low=LOW, high=HIGH, rule=RULE, most=MOST)
+        assert self.found.right is not None
+        self.right = self.found.right.T[: self.last]  # v_1 … v_k as rows, float64
+
+    def update_basis(self) -> Tensor:
+        """Return u_{j+1} … u_k as rows."""
+        scaled = self.right[self.first :] / self.found.values[self.first : self.last, None]
+        return left_basis(self.jacobian, scaled.to(self.jacobian.at))
+
+    def spoiled_by_update_noise(self, basis: Tensor) -> float:
+        """Return Σ_{i≤k} ‖u_iᵀ B‖² / σ_i², with u_i = J v_i / σ_i."""
+        seen = self.right @ self.jacobian.pull(basis).double().T / self.found.values[: self.last, None]
+        return float((seen.square().sum(1) / self.found.values[: self.last].square()).sum())
+
+    def own_update_noise(self) -> float:
+        """Return the same of the record's own basis: Σ_{j<i≤k} 1 / σ_i²."""
+        return float(self.found.values[self.first : self.last].pow(-2).sum())
+
+    def spoiled_by_data_noise(self, basis: Tensor) -> float:
+        """Return Σ_{i≤k} ‖v_iᵀ W‖² over k, which is what the record's own basis gives."""
+        return float((self.right @ basis.T).square().sum()) / self.last
+
+
+def record_rows(
+    learners: dict[int, Learner], record: Tensor, target: Tensor, mean: Tensor, public: dict[int, Tensor]
+) -> list[dict[str, Any]]:
+    """Return the quotients of one record at every age of its basis."""
+    old = Own(record_jacobian(learners[0], record, target))
+    old_update = old.update_basis()
+    rows = []
+    for age, learner in learners.items():
+        now = old if age == 0 else Own(record_jacobian(learner, record, target))
+        of_class = Own(record_jacobian(learner, mean, target)) if age == max(learners) else None
+        own = now.own_update_noise()
+        rows.append(
+            {
+                "age": age,
+                "j": now.first,
+                "k": now.last,
+                "update_noise_kept": now.spoiled_by_update_noise(old_update) / own,
+                "update_noise_public": now.spoiled_by_update_noise(public[age]) / own if age in public else None,
+                "data_noise_kept": now.spoiled_by_data_noise(old.right),
+                "data_noise_class": now.spoiled_by_data_noise(of_class.right) if of_class else None,
+                "data_noise_random": now.last / now.jacobian.inputs,
+            }
+        )
+    return rows
+
+
+def main() -> None:
+    """Read the command line."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--data", required=True)
+    parser.add_argument("--model", default="lenet(activation='relu', normalize='cifar10')")
+    parser.add_argument("--records", type=int, default=4)
+    parser.add_argument("--means", type=int, default=8, help="records of a class behind its mean")
+    parser.add_argument("--rounds", type=int, nargs="+", default=[50, 500], help="ages of a kept basis")
+    parser.add_argument("--server-rate", type=float, default=2e-3)
+    parser.add_argument("--minibatch", type=int, default=32)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--out", type=Path, required=True)
+    options = parser.parse_args()
+    begun = time.process_time()
+    settings = FederationSettings(
+        data=options.data, model=options.model, clients=1, clients_per_round=1, rounds=1, seed=options.seed
+    )
+    federation = build_federation(settings)
+    first = federation.learner.replace(settings=TrainingSettings(shares="gradient"))
+    data = (federation.inputs, federation.targets)
+    ages = sorted({0, *options.rounds})
+    learners = {age: trained(first, *data, age, options.server_rate, options.minibatch) for age in ages}
+    public = {}
+    for age in (ages[-1],):
+        jacobian = average_jacobian(learners[age], *public_centres(learners[age], federation.public))
+        public[age] = left_basis(jacobian, noise_range(jacobian, low=LOW, high=HIGH, rule=RULE, mode="gram", most=MOST).scaled)
+    rows = []
+    for index in range(options.records):
+        # From the end: the first records are those that the network was trained on.
+        place = len(data[0]) - 1 - index
+        target = data[1][place]
+        members = [each for each in range(len(data[0]) - 1, -1, -1) if data[1][each] == target][: options.means]
+        rows.append(record_rows(learners, data[0][place], target, data[0][members].mean(0), public))
+        sys.stderr.write(f"{time.process_time() - begun:8.1f} s  record {index + 1}\n")
+    kinds = ("update_noise_kept", "update_noise_public", "data_noise_kept", "data_noise_class", "data_noise_random")
+    table = {
+        str(age): {kind: statistics.fmean(values) for kind in kinds if None not in (values := [own[place][kind] for own in rows])}
+        for place, age in enumerate(ages)
+    }
+    record = {
+        "format": FORMAT,
+        "version": __version__,
+        "torch": torch.__version__,
+        "data": Path(options.data).name,
+        "model": options.model,
+        "seed": options.seed,
+        "server_rate": options.server_rate,
+        "minibatch": options.minibatch,
+        "n": options.records,
+        "means": options.means,
+        "processor_seconds": round(time.process_time() - begun, 1),
+        "mean": table,
+        "records": rows,
+    }
+    options.out.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
+    sys.stdout.write(json.dumps(table, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()
