@@ -22,11 +22,13 @@ def test_the_code_on_the_page_runs_and_learns(capsys: pytest.CaptureFixture[str]
 
 
 def test_the_plan_on_the_page_has_the_rows_it_says() -> None:
-    (block,) = re.findall(r"```toml\n(.*?)```", PAGE, re.DOTALL)
+    block, trained = re.findall(r"```toml\n(.*?)```", PAGE, re.DOTALL)
     cells = Plan.from_dict(tomllib.loads(block)).cells()
     pruned = {cell.cut for cell in cells if cell.defense.startswith("pruning")}
     noisy = {cell.cut for cell in cells if cell.defense.startswith("embedding_noise")}
     assert pruned == {""} and noisy == {"cut1", "cut2"}
+    plan = Plan.from_dict(tomllib.loads(trained))
+    assert plan.utility is not None and {cell.cut for cell in plan.cells()} == {"cut1"}
 
 
 def test_the_parts_on_the_page_can_be_built() -> None:
