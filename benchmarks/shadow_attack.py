@@ -22,13 +22,15 @@ from gradveil.metrics import Unavailable, measure
 from gradveil.metrics.regions import bounding_boxes, measure_region
 from gradveil.models.grad_cam import grad_cam_pp
 from gradveil.randomness import Seed
-from gradveil.records import Batch, ModelSpec, Observation, ThreatModel
+from gradveil.records import Batch, ModelSpec, Observation, Reconstruction, ThreatModel
 from gradveil.tensors import Named
 
-__all__ = ["attack_round", "client_states"]
+__all__ = ["RELATIVE", "STANCES", "attack_round", "client_states"]
 
 METRICS = ("mse", "psnr", "ssim", "lpips")
 RELATIVE = "rdlv"
+PLAIN, INFORMED, PHOTOGRAPHS, NO_PICTURES = "plain", "informed", "informed, photographs", "informed, no pictures"
+STANCES = (PLAIN, INFORMED, PHOTOGRAPHS, NO_PICTURES)
 
 
 def client_states(folder: Path) -> dict[int, Named]:
@@ -46,9 +48,20 @@ def client_states(folder: Path) -> dict[int, Named]:
 
 
 def attack_round(
-    federation: Federation, weights: Named, states: dict[int, Named], round_index: int, *, steps: int, each: int
+    federation: Federation,
+    weights: Named,
+    states: dict[int, Named],
+    round_index: int,
+    *,
+    steps: int,
+    each: int,
+    pictures: Tensor,
 ) -> list[dict[str, Any]]:
-    """Attack one record of each client (``each`` of the larger ones), and return scores per record, stance and reference."""
+    """Attack one record of each client (``each`` of the larger ones), and return scores per record, stance and reference.
+
+    The informed attacker has ``pictures`` of the same kind as the records. Beside it stand one who has photographs only, and one
+    who has none.
+    """
     defense, learner = federation.defense, _learner(federation, weights)
     observations, batches, trained = [], [], []
     for client in range(len(federation.parts)):
@@ -60,10 +73,10 @@ def attack_round(
             if state is not None and not hasattr(defense, "latent_steps"):
                 state = None  # error feedback and the like belong to the client's own round, not to an extra one
             observation, seen = _observe(learner, batch, defense, seed, state, round_index, federation)
-            observations.append(observation)
+            observations.append(observation.replace(public=pictures))
             batches.append(batch)
             trained.append(seen)
-    found = _attack(observations, steps, federation.seed)
+    found = _attack(observations, steps, federation.seed, {PHOTOGRAPHS: federation.public, NO_PICTURES: None})
     original = torch.cat([batch.inputs for batch in batches])
     noisy = torch.cat(trained)
     targets = torch.cat([batch.targets for batch in batches])
@@ -102,23 +115,31 @@ def _observe(
     return observation, result.trained_batch.inputs
 
 
-def _attack(observations: list[Observation], steps: int, seed: Seed) -> dict[str, Tensor]:
-    """Return the reconstructions of the plain and the informed attacker, in the order of the observations."""
+def _attack(observations: list[Observation], steps: int, seed: Seed, others: dict[str, Tensor | None]) -> dict[str, Tensor]:
+    """Return the reconstructions of the plain and the informed attackers, in the order of the observations.
+
+    ``others`` names further informed attackers by the public pictures they have; only an attacker who finishes the plain one's
+    reconstructions differs by them.
+    """
     recipe = dataclasses.replace(resolve("quick").members[0].attack, steps=steps)
-    ensemble = Ensemble("shadow-xray", "One recipe.", (Member(recipe, ("plain", "informed")),), rehearsals=0)
+    ensemble = Ensemble("shadow-xray", "One recipe.", (Member(recipe, (PLAIN, INFORMED)),), rehearsals=0)
     desk = Desk(seed=seed.child("attacker"), budget=steps)
-    best: dict[str, dict[int, tuple[float, Tensor]]] = {}
+    best: dict[str, dict[int, Reconstruction]] = {}
     for attack in line_up(ensemble, observations[0], desk):
         candidates = launch(attack, observations, desk)
         for one in (*candidates, *informed_twins(candidates, observations)):
             kept = best.setdefault(one.stance, {})
-            if one.target not in kept or one.best_loss < kept[one.target][0]:
-                kept[one.target] = (one.best_loss, one.inputs)
+            if one.target not in kept or one.best_loss < kept[one.target].best_loss:
+                kept[one.target] = one
+    if observations[0].adversary.matches_plainly:
+        for name, public in others.items():
+            twins = informed_twins(list(best[PLAIN].values()), [each.replace(public=public) for each in observations])
+            best[name] = {one.target: one for one in twins}
     # Where the informed attacker has nothing to add to a reconstruction, it is the plain one.
-    plain = best["plain"]
+    plain = best[PLAIN]
     return {
-        stance: torch.cat([best.get(stance, {}).get(index, plain[index])[1] for index in range(len(observations))])
-        for stance in ("plain", "informed")
+        stance: torch.cat([best.get(stance, {}).get(index, plain[index]).inputs for index in range(len(observations))])
+        for stance in (PLAIN, INFORMED, *(name for name in others if best.get(name)))
     }
 
 

@@ -24,7 +24,7 @@ from typing import Any
 import numpy as np
 import torch
 import torch.nn.functional as F
-from shadow_attack import RELATIVE, attack_round, client_states
+from shadow_attack import RELATIVE, STANCES, attack_round, client_states
 
 from gradveil import __version__
 from gradveil.data import Dataset, load_data
@@ -57,6 +57,8 @@ ROWS = {
     "shadow, T = 1": "shadow({}, temperature=1.0)",
 }
 HEAD = "| row | attacker | F1 | MSE | PSNR | LPIPS | SSIM | RDLV | time |\n|---|---|---|---|---|---|---|---|---|\n"
+PUBLIC = 64
+"""Pictures of the same collection that the informed attacker has; nobody trains on them."""
 PAPER_TIME = 720.711 / 566.436
 """Supplementary Table 1: seconds of the shadow defense over those of FedAvg, on EyePACS."""
 
@@ -68,19 +70,20 @@ def spelled(row: str, options: argparse.Namespace) -> str:
     return ROWS[row].format(own + steps)
 
 
-def load(options: argparse.Namespace) -> tuple[Dataset, Dataset]:
-    """Return training and test records, resized, the former cut to the number asked for."""
+def load(options: argparse.Namespace) -> tuple[Dataset, Dataset, torch.Tensor]:
+    """Return training records, cut to the number asked for, test records, and public pictures nobody trains on, all resized."""
     sets = [load_data(options.data), load_data(options.data, split="test")]
     for place, data in enumerate(sets):
         size = (options.size, options.size)
         images = F.interpolate(data.inputs, size=size, mode="bilinear", align_corners=False, antialias=True).clamp(0, 1)
         sets[place] = dataclasses.replace(data, inputs=images)
     order = Seed(options.seed).child("records").numpy("choice").permutation(len(sets[0]))
-    return sets[0].take(sorted(int(row) for row in order[: options.records])), sets[1]
+    own, public = order[: options.records], order[options.records :][-PUBLIC:]
+    return sets[0].take(sorted(int(row) for row in own)), sets[1], sets[0].inputs[[int(row) for row in public]]
 
 
 def settings(row: str, options: argparse.Namespace) -> FederationSettings:
-    """Return the training of a row: nine hospitals, all in every round, one local epoch."""
+    """Return the training of a row: nine hospitals, all in every round."""
     return FederationSettings(
         data=options.data,
         model=options.model,
@@ -89,6 +92,7 @@ def settings(row: str, options: argparse.Namespace) -> FederationSettings:
         clients_per_round=9,
         rounds=options.rounds,
         partition="sizes(scaled=True)",
+        local_epochs=options.local_epochs,
         minibatch=options.minibatch,
         learning_rate=options.learning_rate,
         aggregation="scaffold" if row == "SCAFFOLD" else "fedavg",
@@ -105,7 +109,7 @@ def run(options: argparse.Namespace) -> None:
     if target.exists():
         sys.stderr.write(f"{target} is there already\n")
         return
-    data, test = load(options)
+    data, test, public = load(options)
     asked = settings(options.row, options)
     folder = options.out / "runs" / target.stem
     stops = sorted({min(options.rounds, max(1, round(share * options.rounds))) for share in options.stops})
@@ -115,7 +119,13 @@ def run(options: argparse.Namespace) -> None:
         begun = time.perf_counter()
         federation = build_federation(asked, data, test)
         scores += attack_round(
-            federation, result.weights, client_states(folder), stop - 1, steps=options.steps, each=options.each
+            federation,
+            result.weights,
+            client_states(folder),
+            stop - 1,
+            steps=options.steps,
+            each=options.each,
+            pictures=public.to(options.device),
         )
         seconds += time.perf_counter() - begun
     final = build_federation(asked, data, test).scores(result.weights, result.buffers)
@@ -142,7 +152,7 @@ def pictures(options: argparse.Namespace) -> None:
     """Write noise maps like the paper's Figure 5: x, imagined, M, N¹, N², N and x + N, one record per line."""
     from PIL import Image
 
-    data, test = load(options)
+    data, test, _ = load(options)
     federation = build_federation(settings(FEDAVG, options), data, test)
     defense = Shadow(rounds=options.rounds, latent_steps=options.latent_steps)
     batch = data.batch(list(range(0, len(data), max(1, len(data) // 6)))[:6])
@@ -179,7 +189,7 @@ def table(options: argparse.Namespace) -> None:
         for region in ("", "region_"):
             what = "target region" if region else "whole image"
             sys.stdout.write(f"\nAgainst {reference}, {what}:\n\n{HEAD}")
-            for stance in ("plain", "informed"):
+            for stance in STANCES:
                 sys.stdout.write("".join(_lines(found, stance, reference, region)))
             cells = [_mean(found[FEDAVG], "data mean", reference, region + name) for name in ("mse", "psnr", "lpips", "ssim")]
             sys.stdout.write(f"| (mean of the data) | none | | {' | '.join(cells)} | | |\n")
@@ -188,7 +198,8 @@ def table(options: argparse.Namespace) -> None:
 
 def _lines(found: dict[str, dict[str, Any]], stance: str, reference: str, region: str) -> list[str]:
     columns = {row: _pairs(found[row], stance, reference, f"{region}psnr") for row in ROWS if row in found}
-    marks = daggers(columns, FEDAVG) if len(columns) > 1 else {}
+    columns = {row: values for row, values in columns.items() if values}
+    marks = daggers(columns, FEDAVG) if len(columns) > 1 and FEDAVG in columns else {}
     base, lines = sum(found[FEDAVG]["client_seconds"]), []
     for row in columns:
         cells = [_mean(found[row], stance, reference, region + name) for name in ("mse", "psnr", "lpips", "ssim")]
@@ -230,6 +241,7 @@ def main() -> None:
     parser.add_argument("--size", type=int, default=32)
     parser.add_argument("--model", default="resnet18(norm='group')")
     parser.add_argument("--rounds", type=int, default=100)
+    parser.add_argument("--local-epochs", type=int, default=1)
     parser.add_argument("--minibatch", type=int, default=8)
     parser.add_argument("--learning-rate", type=float, default=0.01)
     parser.add_argument("--latent-steps", type=int, default=500)
