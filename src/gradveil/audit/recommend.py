@@ -36,7 +36,7 @@ class Requirements:
         max_bytes_ratio: Bytes that clients send, relative to no defense.
         max_identified: Share of records, compared with the upper bound of what was identified.
         strict: Whether the far end of the interval of the accuracy must be within the limit, not only its mean.
-        cut: Judge the rows of models that are cut here; empty takes horizontal rows, or all cuts where there are no others.
+        cut: Judge the rows of models that are cut here; empty takes horizontal rows, or all cuts where those have no defense.
     """
 
     max_accuracy_drop: float | None = None
@@ -176,7 +176,9 @@ def _rows(results: Results, asked: Requirements) -> list[Cell]:
         if asked.cut not in known:
             raise UsageError(f"there is no row with cut {asked.cut!r} in this run{suggest(asked.cut, known)}")
         return [cell for cell in results.cells if (_cut(cell) or HORIZONTAL) == asked.cut]
-    return [cell for cell in results.cells if not _cut(cell)] or list(results.cells)
+    rows = [[cell for cell in results.cells if bool(_cut(cell)) is vertical] for vertical in (False, True)]
+    # Without a defense among them, horizontal rows are there for comparison alone.
+    return next((side for side in rows if any(not cell.defense.is_none for cell in side)), rows[0] or rows[1])
 
 
 def _cut(cell: Cell) -> str:

@@ -182,7 +182,8 @@ def _training_table(trainings: Sequence[TrainingEstimate]) -> Table:
     for each in trainings:
         training = each.training
         rounds, seeds = str(training.utility.rounds), str(each.seeds)
-        table.add_row(training.data, training.model, training.defense, rounds, seeds, duration(each.seconds))
+        model = f"{training.model} · {training.cut}" if training.cut else training.model
+        table.add_row(training.data, model, training.defense, rounds, seeds, duration(each.seconds))
     return table
 
 

@@ -192,6 +192,12 @@ def test_updates_and_embeddings_are_not_weighed_together(tmp_path: Path) -> None
         assert f"5\u00a0rows of other cuts left out; ask for them with --cut {other}" in found.notes
     vertical = ask(tmp_path / "cut", grid=[{"cut": "cut1"}], max_accuracy_drop=1, max_time=1.2)
     assert vertical.as_dict()["recommended"] == alone.as_dict()["recommended"] and vertical.notes == alone.notes
+    beside = tmp_path / "beside"
+    make_results(beside, defenses=LADDER, seeds=3, grid=grid)
+    loaded = load_results(beside)
+    kept = tuple(cell for cell in loaded.cells if cell.settings.get("cut") or cell.defense.is_none)
+    found = recommend(replace(loaded, cells=kept), Requirements(max_accuracy_drop=1, max_time=1.2))
+    assert found.as_dict()["recommended"] == alone.as_dict()["recommended"], "the horizontal row is there for comparison"
     with pytest.raises(UsageError, match="no row with cut 'cut2'"):
         ask(tmp_path / "wrong", grid=grid, max_accuracy_drop=1, cut="cut2")
 
