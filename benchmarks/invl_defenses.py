@@ -152,7 +152,8 @@ def attack(row: Row, options: argparse.Namespace) -> dict[str, Any]:
     (path,) = (each for each in (folder / "cells").glob("*.json") if not each.name.endswith(".timing.json"))
     result = json.loads(path.read_text(encoding="utf-8"))
     kept = {name: result.get(name) for name in ("n", "plain", "informed", "bar", "checks", "attackers", "risk")}
-    return {"defense": spelling, "records": options.records, "ensemble": options.ensemble, "cell": result["key"], **kept}
+    where = {"cut": options.cut, "parts": options.parts, "state": cell.state} if options.vertical else {}
+    return {"defense": spelling, "records": options.records, "ensemble": options.ensemble, "cell": result["key"], **where, **kept}
 
 
 def accuracy(row: Row, options: argparse.Namespace) -> dict[str, Any]:
