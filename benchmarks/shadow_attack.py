@@ -56,11 +56,12 @@ def attack_round(
     steps: int,
     each: int,
     pictures: Tensor,
+    others: bool = True,
 ) -> list[dict[str, Any]]:
     """Attack one record of each client (``each`` of the larger ones), and return scores per record, stance and reference.
 
-    The informed attacker has ``pictures`` of the same kind as the records. Beside it stand one who has photographs only, and one
-    who has none.
+    The informed attacker has ``pictures`` of the same kind as the records. Beside it stand, with ``others``, one who has
+    photographs only, and one who has none.
     """
     defense, learner = federation.defense, _learner(federation, weights)
     observations, batches, trained = [], [], []
@@ -76,7 +77,8 @@ def attack_round(
             observations.append(observation.replace(public=pictures))
             batches.append(batch)
             trained.append(seen)
-    found = _attack(observations, steps, federation.seed, {PHOTOGRAPHS: federation.public, NO_PICTURES: None})
+    further = {PHOTOGRAPHS: federation.public, NO_PICTURES: None} if others else {}
+    found = _attack(observations, steps, federation.seed, further)
     original = torch.cat([batch.inputs for batch in batches])
     noisy = torch.cat(trained)
     targets = torch.cat([batch.targets for batch in batches])

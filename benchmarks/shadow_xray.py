@@ -126,6 +126,7 @@ def run(options: argparse.Namespace) -> None:
             steps=options.steps,
             each=options.each,
             pictures=public.to(options.device),
+            others=not options.one_informed,
         )
         seconds += time.perf_counter() - begun
     final = build_federation(asked, data, test).scores(result.weights, result.buffers)
@@ -248,6 +249,7 @@ def main() -> None:
     parser.add_argument("--stops", type=float, nargs="+", default=(0.01, 0.25, 0.5, 0.75, 1.0), help="rounds attacked, as shares")
     parser.add_argument("--steps", type=int, default=1000, help="of the attack")
     parser.add_argument("--each", type=int, default=2, help="records attacked per client")
+    parser.add_argument("--one-informed", action="store_true", help="leave out attackers with photographs or no pictures")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--out", type=Path, required=True)
