@@ -39,7 +39,7 @@ ROUNDS = 20
 SHARES = (0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.7, 1.0)
 PUBLIC = 64
 SKIPPED = 400
-"""Records of the shuffled collection not to be used: those of `shadow_xray.py`, and those the filter's settings were chosen on."""
+"""Records of the shuffled collection to leave out: those of `shadow_xray.py`, and those the filter's settings were chosen on."""
 
 
 def psnr(found: Tensor, truth: Tensor) -> list[float]:
