@@ -76,7 +76,12 @@ VERTICAL = (
     Row("InvL-DNP", "invl_dnp(delta=0.06)", (0.014, 18.61, 0.605, 0.583)),
     Row("ENP", "embedding_noise(delta=0.7)", (0.021, 17.16, 0.570, 0.650)),
     Row("InvL-ENP", "invl_enp(delta=1.0)", (0.023, 16.43, 0.502, 0.684)),
-    Row("InvL-ENP, public basis", "invl_enp(delta=1.0, basis='public')"),
+    Row(
+        "InvL-ENP, public basis",
+        "invl_enp(delta=1.0, basis='public')",
+        None,
+        "invl_enp(delta=1.0, basis='public', refresh={refresh})",
+    ),
 )
 
 
@@ -159,8 +164,9 @@ def attack(row: Row, options: argparse.Namespace) -> dict[str, Any]:
 def accuracy(row: Row, options: argparse.Namespace) -> dict[str, Any]:
     """Train with the row's defense."""
     if options.vertical:
+        trained = (row.trained or row.spelling).format(refresh=options.refresh)
         each = row.title in ("InvL-DNP", "InvL-ENP")  # a basis for every record of every step would take days
-        found: dict[str, Any] = invl_vertical.accuracy(row.spelling, "" if each else row.spelling, options)
+        found: dict[str, Any] = invl_vertical.accuracy(row.spelling, "" if each else trained, options)
     else:
         found = invl_horizontal.accuracy((row.trained or row.spelling).format(refresh=options.refresh), options)
     return found
