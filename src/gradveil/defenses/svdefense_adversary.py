@@ -52,6 +52,11 @@ class TruncationAdversary(OpenAdversary):
     exact they are. The feature behind the last layer is still read off its noisy gradient by feature inversion: nothing
     about that attack asks for exactness.
 
+    What arrives of a ReLU convolution is mostly the mean direction of its inputs, which hardly differs between pictures: on a
+    narrow untrained ResNet-18 the cosine of noise and truth was 0.994. Under one cosine the quiet exact tensors, BatchNorm's
+    foremost, are drowned; a recipe that weighs tensors alike (``relative_l2``) and stays smooth finds more. It also cancels the
+    weights of exactness above, so it is no recipe for the hardened defense.
+
     Under secure aggregation nobody sees factors; then this attacker compares as one who ignores the truncation and says that
     it is incomplete. The generic straight-through attacker covers that case.
 

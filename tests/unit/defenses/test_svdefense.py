@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from gradveil.attacks.linear_layer import layer_inputs
+from gradveil.attacks.objectives import OBJECTIVES
 from gradveil.defenses import Chain, GaussianNoise, SVDefense, build_defense
 from gradveil.defenses.svdefense import layer_weights_by_entropy, tilted
 from gradveil.defenses.svdefense_adversary import TruncationAdversary
@@ -217,6 +218,24 @@ def test_the_attackers_relations_hold_at_the_truth(spelling: str, batch: Batch) 
     )
     for name, residual in comparison.residuals().items():
         assert float(residual.norm()) <= 2e-5 * float(comparison.observed[name].norm()) + 1e-7, name
+
+
+@pytest.mark.parametrize("objective", ["cosine", "layer_cosine", "relative_l2"])
+def test_the_truth_is_the_minimum_of_what_recipes_minimise(objective: str) -> None:
+    # Where it is not, no search finds the record, however long; where it is, a weak result is the search's own.
+    scene, defense = Scene.of(SVDefense()), SVDefense()
+    observation = scene.observe(defense, 1, ONE)
+    adversary = observation.adversary
+    evidence = adversary.evidence(observation, 0)
+
+    def misfit(inputs: Tensor) -> float:
+        replayed = adversary.replay(scene.learner, inputs, ONE.targets, {})
+        return float(OBJECTIVES.get(objective)(adversary.compare(evidence, replayed, {})))
+
+    near = (ONE.inputs + 0.01 * torch.randn(ONE.inputs.shape, generator=torch.Generator().manual_seed(3))).clamp(0, 1)
+    assert misfit(ONE.inputs) < 1e-10
+    assert misfit(near) > 1e4 * misfit(ONE.inputs)
+    assert misfit(draw_batch(2).inputs[1:2]) > misfit(near)
 
 
 def test_one_example_leaks_its_features_unless_hardened() -> None:
