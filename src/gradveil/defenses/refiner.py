@@ -187,12 +187,12 @@ class Refiner(Defense):
         return projected, {**(_without_secrets(state) if last else state), LAMBDA: told}
 
     def adversary(self) -> OpenAdversary:
-        """Return the attacker who de-blends or, where the ball is used, fits raw and robust data together."""
+        """Return the attacker who restores robust data or, where the ball is used, fits raw and robust data together."""
         if self._idle:
             return OpenAdversary()
         if self.epsilon is None:
-            return DeblendingAdversary(self.blend)
-        return MixtureAdversary(self.blend, self.epsilon, self.scope, self.relative)
+            return DeblendingAdversary(self.blend, self)
+        return MixtureAdversary(self.blend, self.epsilon, self.scope, self.relative, defense=self)
 
     @property
     def _idle(self) -> bool:

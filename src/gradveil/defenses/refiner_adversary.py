@@ -1,4 +1,4 @@
-"""Attackers who know Refiner: one scales the robust picture up and denoises it, one fits raw and robust pictures together."""
+"""Attackers who know Refiner: one restores the raw picture from the robust one, one fits raw and robust pictures together."""
 
 from __future__ import annotations
 
@@ -9,8 +9,10 @@ import torch
 from torch import Tensor
 
 from gradveil.adversary import OpenAdversary
+from gradveil.defenses.base import Defense
 from gradveil.defenses.denoising import denoise_images
 from gradveil.defenses.refinement import Scope, project_on_ball
+from gradveil.defenses.refiner_restorer import restorer_for
 from gradveil.learning.learner import GradientHook, Learner
 from gradveil.records import Observation, Reconstruction
 from gradveil.tensors import Named
@@ -59,21 +61,27 @@ def noise_of(images: Tensor) -> float:
 class DeblendingAdversary(OpenAdversary):
     """Knows that the update is exact for robust data: inverts that, then takes the blended noise off the finished picture.
 
-    Every round draws its own noise, but one input is fitted for all rounds seen; over several the attacker is incomplete.
+    With public pictures it learns what the defense does to them, and filters (`gradveil.defenses.refiner_restorer`); without, it
+    de-blends and denoises. Every round draws its own noise, but one input is fitted for all rounds seen; over several the
+    attacker is incomplete.
 
     Attributes:
         blend: α of the defense.
+        defense: What the client runs; None never filters.
     """
 
     blend: float
+    defense: Defense | None = None
 
     def incomplete_for(self, observation: Observation) -> bool:
         """True over several rounds, each of which has robust data of its own."""
         return len(observation.updates) > 1
 
     def finish(self, reconstruction: Reconstruction, observation: Observation) -> Reconstruction:
-        """De-blend and denoise."""
-        return reconstruction.replace(inputs=deblend(reconstruction.inputs, self.blend))
+        """Filter, or de-blend and denoise."""
+        return reconstruction.replace(
+            inputs=_restored(reconstruction.inputs, self.blend, self.defense, reconstruction, observation)
+        )
 
 
 @dataclass(frozen=True)
@@ -84,7 +92,7 @@ class MixtureAdversary(OpenAdversary):
     descent added, so it is not kept inside [0, 1]. The mixing weight is not guessed: it follows from both gradients and the known
     radius, λ = min(1, ε / ‖g(x*) - g(x)‖), with the defense's own code. So every local step, every layer and every client of
     an aggregate has its own λ, and the residual vanishes at the truth. Where λ is large the raw gradient says little, and the
-    finished picture is the robust one, de-blended and denoised.
+    finished picture is the robust one, filtered or de-blended.
 
     Attributes:
         blend: α of the defense.
@@ -92,6 +100,7 @@ class MixtureAdversary(OpenAdversary):
         scope: As the defense's.
         relative: As the defense's.
         prior: Weight of the prior on v, a normal law with the mean and variance of the uniform one.
+        defense: What the client runs; None never filters.
     """
 
     blend: float
@@ -99,6 +108,7 @@ class MixtureAdversary(OpenAdversary):
     scope: Scope
     relative: bool
     prior: float = 1e-4
+    defense: Defense | None = None
 
     @property
     def replays_raw(self) -> bool:
@@ -142,7 +152,7 @@ class MixtureAdversary(OpenAdversary):
         return frozenset()
 
     def finish(self, reconstruction: Reconstruction, observation: Observation) -> Reconstruction:
-        """Take the raw estimate where mostly the raw gradient was sent, the de-blended robust one where it was not."""
+        """Take the raw estimate where mostly the raw gradient was sent, the restored robust one where it was not."""
         fitted = reconstruction.variables.get(NOISE)
         if fitted is None:
             return reconstruction
@@ -150,7 +160,7 @@ class MixtureAdversary(OpenAdversary):
         robust = (1 - self.blend) * reconstruction.inputs + self.blend * noise
         if self.share(observation, reconstruction, robust) < MOSTLY_ROBUST:
             return reconstruction
-        return reconstruction.replace(inputs=deblend(robust, self.blend))
+        return reconstruction.replace(inputs=_restored(robust, self.blend, self.defense, reconstruction, observation))
 
     def share(self, observation: Observation, reconstruction: Reconstruction, robust: Tensor) -> float:
         """Return the mean λ at the first step that a reconstruction implies."""
@@ -162,3 +172,11 @@ class MixtureAdversary(OpenAdversary):
             for x in (reconstruction.inputs, robust)
         )
         return float(project_on_ball(found, raw, self.epsilon, self.scope, self.relative)[1].mean())
+
+
+def _restored(
+    robust: Tensor, blend: float, defense: Defense | None, reconstruction: Reconstruction, observation: Observation
+) -> Tensor:
+    """Return the raw inputs that robust ones came from: by the learned filter, or de-blended where there is none."""
+    restorer = restorer_for(defense, observation, robust, reconstruction.targets) if defense is not None else None
+    return deblend(robust, blend) if restorer is None else restorer.clean(robust)

@@ -88,8 +88,12 @@ def test_deblending_comes_closer_than_the_robust_picture(blend: float) -> None:
 def test_the_attacker_fits_the_settings() -> None:
     assert type(Refiner(blend=0.0, steps=0).adversary()) is OpenAdversary
     free, ball = Refiner(blend=0.3).adversary(), Refiner(epsilon=0.1, scope="layer").adversary()
-    assert free == DeblendingAdversary(0.3) and free.matches_plainly and not free.replays_raw
-    assert ball == MixtureAdversary(0.5, 0.1, "layer", False) and not ball.matches_plainly and ball.replays_raw
+    assert free == DeblendingAdversary(0.3, Refiner(blend=0.3)) and free.matches_plainly and not free.replays_raw
+    assert (
+        ball == MixtureAdversary(0.5, 0.1, "layer", False, defense=Refiner(epsilon=0.1, scope="layer"))
+        and not ball.matches_plainly
+        and ball.replays_raw
+    )
     assert build_defense("refiner(epsilon=0.1) + pruning").adversary().replays_raw
 
 

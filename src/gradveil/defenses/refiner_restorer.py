@@ -1,0 +1,125 @@
+"""A filter from Refiner's robust pictures back to the raw ones, learned in closed form from pairs an attacker makes himself.
+
+The descent adds to the blended noise what the evaluation network and the model ask for: a pattern that is not white, so that
+no denoiser for white noise fits it, but much the same on every picture. So the attacker runs the defense's own code on public
+pictures and predicts each raw pixel linearly from the 9 x 9 robust patch around it, by ridge regression: a Wiener filter whose
+statistics are measured instead of assumed. No descent, no seed to choose, a few seconds of work, nearly all of it the defense's.
+
+Letters: B images, C channels, H × W pixels, K = 81 pixels of a patch.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from gradveil.defenses.base import ClientView, Defense
+from gradveil.learning.learner import Learner
+from gradveil.randomness import Seed
+from gradveil.records import Batch, Observation
+
+__all__ = ["LEAST_SIDE", "PER_NUMBER", "Restorer", "fit_restorer", "public_pairs", "restorer_for"]
+
+SIDE = 9
+LEAST_SIDE = SIDE // 2 + 1
+"""Smallest image whose border can be mirrored for such a patch."""
+RIDGE = 1e-3
+"""Relative to the mean square of the features; a tenth and ten times of it change less than 0.1 dB."""
+PER_NUMBER = 32
+"""Public pixels for each coefficient from which a filter is worth learning: 8 colour pictures of 32 x 32, or 31 of 16 x 16."""
+MOST = 32
+"""Of more, so many are enough: each gives a patch per pixel, and costs a run of the defense."""
+KEPT = 4
+_RECENT: list[tuple[Tensor, Defense, Learner, int, Restorer]] = []
+"""Filters made lately; one serves all observations of a round. What each was made from is kept and known by identity."""
+
+
+@dataclass(frozen=True, eq=False)
+class Restorer:
+    """Predicts each raw pixel from the robust ones around it.
+
+    Attributes:
+        coefficients: (C K + 1, C) what ridge regression found, in float64.
+    """
+
+    coefficients: Tensor
+
+    def clean(self, robust: Tensor) -> Tensor:
+        """Return the raw images (B, C, H, W) that robust ones most likely came from."""
+        cleaned = []
+        for image in robust.split(1):
+            found = _patches(image) @ self.coefficients.to(image)  # (HW, C)
+            cleaned.append(found.T.reshape(image.shape).clamp(0, 1))
+        return torch.cat(cleaned) if cleaned else robust
+
+
+def fit_restorer(clean: Tensor, robust: Tensor) -> Restorer:
+    """Return the filter that best predicts ``clean`` from ``robust``, both (B, C, H, W)."""
+    channels = clean.shape[1]
+    numbers = _numbers(channels)
+    gram = torch.zeros((numbers, numbers), dtype=torch.float64, device=clean.device)
+    product = torch.zeros((numbers, channels), dtype=torch.float64, device=clean.device)
+    # One image at a time: the patches of one are 81 times its size.
+    for x, seen in zip(clean.split(1), robust.split(1), strict=True):
+        patches = _patches(seen).double()
+        gram += patches.T @ patches
+        product += patches.T @ x.reshape(channels, -1).T.double()
+    gram += RIDGE * gram.diagonal().mean() * torch.eye(numbers, dtype=gram.dtype, device=gram.device)
+    return Restorer(torch.linalg.solve(gram, product))
+
+
+def public_pairs(defense: Defense, public: Tensor, learner: Learner, group: int, classes: int, targets: Tensor) -> Tensor:
+    """Return public images (B, C, H, W) as a client with this defense would train on them.
+
+    Args:
+        defense: The defense, on its own.
+        public: Public images.
+        learner: The global model that the data is refined for.
+        group: Examples of one client, which are refined together.
+        classes: Labels there are. Which one a picture gets matters little: they take turns.
+        targets: Targets of any example, for their shape and type.
+    """
+    noise = {name: value.new_zeros((len(value), group, *value.shape[2:])) for name, value in learner.noise.items()}
+    own = learner.replace(settings=learner.settings.replace(clients=1), noise=noise)
+    turns = torch.arange(len(public), device=public.device) % max(1, classes)
+    labels = turns.reshape(-1, *[1] * (targets.ndim - 1)).expand(-1, *targets.shape[1:]).to(targets.dtype)
+    seed, made = Seed(0).child("refiner's restorer"), []
+    for index, start in enumerate(range(0, len(public), group)):
+        batch = Batch(public[start : start + group], labels[start : start + group])
+        view = ClientView(own, seed.child(index), weights=own.weights, raw_batch=batch, batch=batch)
+        made.append(defense.protect_batch(batch, view, {})[0].inputs)
+    return torch.cat(made)
+
+
+def restorer_for(defense: Defense, observation: Observation, inputs: Tensor, targets: Tensor) -> Restorer | None:
+    """Return the filter for what an attack found, or None where there are no public pictures to learn it from."""
+    public, learner = observation.public, observation.learner
+    group = max(1, observation.examples // learner.settings.clients)
+    if public is None or inputs.ndim != 4 or public.shape[1:] != inputs.shape[1:] or min(inputs.shape[2:]) < LEAST_SIDE:
+        return None
+    count = min(len(public), max(MOST, group)) // group * group  # whole clients only
+    if count * inputs[0, 0].numel() < PER_NUMBER * _numbers(inputs.shape[1]):
+        return None
+    for images, settings, model, size, made in _RECENT:
+        if images is public and settings == defense and model.weights is learner.weights and size == group:
+            return made
+    pictures = public[:count].detach().to(next(iter(learner.weights.values()))).clamp(0, 1)
+    robust = public_pairs(defense, pictures, learner, group, observation.classes, targets)
+    found = fit_restorer(pictures, robust)
+    _RECENT.append((public, defense, learner, group, found))
+    del _RECENT[:-KEPT]
+    return found
+
+
+def _numbers(channels: int) -> int:
+    return channels * SIDE * SIDE + 1
+
+
+def _patches(image: Tensor) -> Tensor:
+    """Return (HW, C K + 1): the patch around each pixel of one image (1, C, H, W), mirrored at the border, and a one."""
+    edge = SIDE // 2
+    cut = F.unfold(F.pad(image - 0.5, (edge, edge, edge, edge), mode="reflect"), SIDE)[0].T  # (1, C, H, W) -> (HW, C K)
+    return torch.cat([cut, torch.ones_like(cut[:, :1])], 1)
