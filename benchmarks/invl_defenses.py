@@ -185,11 +185,13 @@ def table(options: argparse.Namespace) -> None:
         record = json.loads(path.read_text(encoding="utf-8"))
         if record.get("format") == FORMAT:
             found.setdefault((record["part"], record["vertical"], record["title"]), []).append(record)
+    trainings = [record for key, records in found.items() if key[:2] == ("accuracy", False) for record in records]
+    rounds = invl_horizontal.at_the_same_round(trainings)
     for vertical, rows in ((False, HORIZONTAL), (True, VERTICAL)):
         if not any(key[1] == vertical for key in found):
             continue
         sys.stdout.write(
-            f"\n{'vertical' if vertical else 'horizontal'}\n\n"
+            f"\n{'vertical' if vertical else f'horizontal; accuracy after {rounds} rounds'}\n\n"
             "| defense | plain: identified | MSE | PSNR, dB | SSIM | informed: identified | MSE | PSNR, dB | SSIM | accuracy | "
             "client time | paper: MSE / PSNR / SSIM / accuracy |\n|---|---|---|---|---|---|---|---|---|---|---|---|\n"
         )

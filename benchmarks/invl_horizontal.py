@@ -99,6 +99,17 @@ def accuracy(spelling: str, options: argparse.Namespace) -> dict[str, Any]:
     }
 
 
+def at_the_same_round(records: list[dict[str, Any]]) -> int:
+    """Set every final accuracy to that of the last round all trainings were evaluated at; dear rows have fewer rounds."""
+    common = set.intersection(*({at for at, _ in record["accuracy"]} for record in records)) if records else set()
+    if not common:
+        return 0
+    last = max(common)
+    for record in records:
+        record["final_accuracy"] = dict(record["accuracy"])[last]
+    return int(last)
+
+
 def cost(spelling: str, options: argparse.Namespace) -> dict[str, Any]:
     """Time one client's round with a defense, over the same without one."""
     defense, plain = build_defense(spelling), build_defense("none")
@@ -112,8 +123,10 @@ def cost(spelling: str, options: argparse.Namespace) -> dict[str, Any]:
     public = data.batch(list(range(options.cost_records, min(len(data), 2 * options.cost_records)))).inputs.to(device)
 
     def timed(which: Any, state: Named | None, index: int) -> tuple[tuple[float, float], Named]:
+        # Weights of their own: a basis that was made before for the same ones must not be found again.
+        own = learner.replace(weights={name: value.clone() for name, value in learner.weights.items()})
         begun = time.process_time(), time.perf_counter()
-        result = run_client(learner, batch, which, Seed(0), state=state, round_index=index, public=public)
+        result = run_client(own, batch, which, Seed(0), state=state, round_index=index, public=public)
         if device.type == "cuda":
             torch.cuda.synchronize()
         return (time.process_time() - begun[0], time.perf_counter() - begun[1]), result.state

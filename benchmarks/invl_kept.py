@@ -15,6 +15,7 @@ import json
 import statistics
 import sys
 import time
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -24,8 +25,6 @@ from torch import Tensor
 from gradveil import __version__
 from gradveil.defenses.singular_noise import (
     average_jacobian,
-    left_basis,
-    noise_range,
     noisy_ranks,
     public_centres,
     record_jacobian,
@@ -34,10 +33,12 @@ from gradveil.federation.settings import FederationSettings
 from gradveil.federation.setup import build_federation
 from gradveil.learning import Learner, TrainingSettings
 from gradveil.risk.jacobians import Jacobian
+from gradveil.risk.layered import layered_push
 from gradveil.risk.spectra import Spectrum, spectrum
 
 FORMAT = "gradveil-invl-kept-1"
 LOW, HIGH, RULE, MOST = 0.6, 0.95, "sum", 4096
+AT_ONCE = 64
 
 
 def trained(learner: Learner, inputs: Tensor, targets: Tensor, rounds: int, rate: float, minibatch: int) -> Learner:
@@ -64,15 +65,21 @@ class Own:
         assert self.found.right is not None
         self.right = self.found.right.T[: self.last]  # v_1 … v_k as rows, float64
 
+    @cached_property
+    def left(self) -> Tensor:
+        """Return u_1 … u_k as rows: J v_i / σ_i, by layers."""
+        push = layered_push(self.jacobian)
+        scaled = (self.right / self.found.values[: self.last, None]).to(self.jacobian.at)
+        return torch.cat([push(rows) for rows in scaled.split(AT_ONCE)]).double()
+
     def update_basis(self) -> Tensor:
         """Return u_{j+1} … u_k as rows."""
-        scaled = self.right[self.first :] / self.found.values[self.first : self.last, None]
-        return left_basis(self.jacobian, scaled.to(self.jacobian.at))
+        return self.left[self.first :]
 
     def spoiled_by_update_noise(self, basis: Tensor) -> float:
-        """Return Σ_{i≤k} ‖u_iᵀ B‖² / σ_i², with u_i = J v_i / σ_i."""
-        seen = self.right @ self.jacobian.pull(basis).double().T / self.found.values[: self.last, None]
-        return float((seen.square().sum(1) / self.found.values[: self.last].square()).sum())
+        """Return Σ_{i≤k} ‖u_iᵀ B‖² / σ_i²."""
+        seen = (self.left @ basis.T).square().sum(1)
+        return float((seen / self.found.values[: self.last].square()).sum())
 
     def own_update_noise(self) -> float:
         """Return the same of the record's own basis: Σ_{j<i≤k} 1 / σ_i²."""
@@ -131,10 +138,8 @@ def main() -> None:
     data = (federation.inputs, federation.targets)
     ages = sorted({0, *options.rounds})
     learners = {age: trained(first, *data, age, options.server_rate, options.minibatch) for age in ages}
-    public = {}
-    for age in (ages[-1],):
-        jacobian = average_jacobian(learners[age], *public_centres(learners[age], federation.public))
-        public[age] = left_basis(jacobian, noise_range(jacobian, low=LOW, high=HIGH, rule=RULE, mode="gram", most=MOST).scaled)
+    last = learners[ages[-1]]
+    public = {ages[-1]: Own(average_jacobian(last, *public_centres(last, federation.public))).update_basis()}
     rows = []
     for index in range(options.records):
         # From the end: the first records are those that the network was trained on.
