@@ -12,9 +12,8 @@ differ only in the defense share partition, client sampling, order of records an
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -28,6 +27,7 @@ from gradveil.errors import BadUpdate, UsageError
 from gradveil.federation.client import ClientResult, run_client
 from gradveil.federation.folder import Checkpoint, TrainingFolder
 from gradveil.federation.history import Latency, RoundRecord, TrainingResult, summary_of
+from gradveil.federation.identity import identity_of, same_threads
 from gradveil.federation.latency import measure_latency
 from gradveil.federation.local_training import LocalTraining
 from gradveil.federation.scaffold import Scaffold
@@ -118,7 +118,7 @@ class _Run:
     def open(self, folder: TrainingFolder, every: int, command: str, stack: contextlib.ExitStack) -> None:
         """Continue from a folder, or begin it."""
         self.folder, self.every, self.command = folder, every, command
-        self.identity = _identity(self.federation)
+        self.identity = identity_of(self.federation.settings, self.federation.train, self.federation.test)
         found = folder.read(self.identity)
         if found is not None:
             checkpoint, self.records = found
@@ -128,7 +128,7 @@ class _Run:
                     "another folder with --out"
                 )
             self._restore(checkpoint)
-            stack.enter_context(_threads(checkpoint.threads))
+            stack.enter_context(same_threads(checkpoint.threads))
         folder.begin(self.records)
 
     def round(self) -> RoundRecord:
@@ -307,35 +307,7 @@ def _counters(states: list[Named]) -> dict[str, float]:
     return {name: sum(values) / len(states) for name, values in sorted(sums.items())}
 
 
-def _identity(federation: Federation) -> dict[str, Any]:
-    """Return everything that decides the weights after a round; how many rounds there will be does not."""
-    from gradveil.audit.describe import code_version, own_files_digest
-
-    settings = federation.settings
-    weights = hashlib.sha256(Path(settings.weights).expanduser().read_bytes()).hexdigest() if settings.weights else ""
-    return {
-        **{name: value for name, value in settings.as_dict().items() if name != "rounds"},
-        "training records": federation.train.digest()[:16],
-        "test records": federation.test.digest()[:16],
-        "content of weights": weights[:16],
-        "content of your own files": own_files_digest((settings.model, settings.loss, settings.defense))[:16],
-        "gradveil's code": code_version(attacks=False),
-        "torch": torch.__version__,
-    }
-
-
 def _provenance(settings: FederationSettings) -> Mapping[str, Any]:
     from gradveil.audit import describe
 
     return {**describe.provenance(settings.seed, settings.device), "threads": torch.get_num_threads()}
-
-
-@contextlib.contextmanager
-def _threads(count: int) -> Iterator[None]:
-    """Use as many threads as the run began with: sums in another order are other bits."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(count)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)

@@ -12,13 +12,11 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import hashlib
 import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -28,9 +26,9 @@ from gradveil.data import DIVISIONS, Dataset, public_images
 from gradveil.data.vertical import Division
 from gradveil.defenses import NoDefense, build_defense
 from gradveil.errors import BadUpdate, UsageError
-from gradveil.federation.engine import _threads
 from gradveil.federation.folder import Checkpoint, TrainingFolder
 from gradveil.federation.history import Latency, RoundRecord, TrainingResult
+from gradveil.federation.identity import identity_of, same_threads
 from gradveil.federation.parties import build_parties
 from gradveil.federation.settings import FederationSettings
 from gradveil.federation.setup import PUBLIC, load_both
@@ -193,14 +191,14 @@ def train_vertical(
     state, records = training.federation.start(), list[RoundRecord]()
     with contextlib.ExitStack() as stack:
         folder = None if out is None else TrainingFolder(out)
-        identity = _identity(training)
+        identity = identity_of(settings, training.train, training.test, cut=cut, parts=parts)
         if folder is not None:
             stack.enter_context(folder.lock())
             found = folder.read(identity)
             if found is not None:
                 checkpoint, records = found
                 state = _restored(checkpoint, state, training)
-                stack.enter_context(_threads(checkpoint.threads))
+                stack.enter_context(same_threads(checkpoint.threads))
             folder.begin(records)
         last = settings.rounds if stop_after is None else min(stop_after, settings.rounds)
         while len(records) < last:
@@ -223,25 +221,6 @@ def train_vertical(
         latency=timed,
         guarantee=Guarantee(epsilon=None, reason=NO_PROOF).as_dict(),
     )
-
-
-def _identity(training: VerticalTraining) -> dict[str, Any]:
-    """Return everything that decides the weights after a round; how many rounds there will be does not."""
-    from gradveil.audit.describe import code_version, own_files_digest
-
-    settings = training.settings
-    weights = hashlib.sha256(Path(settings.weights).expanduser().read_bytes()).hexdigest() if settings.weights else ""
-    return {
-        **{name: value for name, value in settings.as_dict().items() if name != "rounds"},
-        "cut": training.cut,
-        "parts": training.parts,
-        "training records": training.train.digest()[:16],
-        "test records": training.test.digest()[:16],
-        "content of weights": weights[:16],
-        "content of your own files": own_files_digest((settings.model, settings.loss, settings.defense))[:16],
-        "gradveil's code": code_version(attacks=False),
-        "torch": torch.__version__,
-    }
 
 
 def _round(training: VerticalTraining, state: VerticalState, index: int) -> tuple[VerticalState, RoundRecord]:
