@@ -65,8 +65,8 @@ def _network(card: str, changed: int, device: torch.device, dtype: torch.dtype) 
         url="https://arxiv.org/abs/2212.02042",
         cost="10 double-backward steps, about 32 undefended ones, and 10 passes through a network of 39 million multiplications "
         "per picture; accuracy falls with the blend",
-        weakness="the robust picture still holds a share 1 - blend of the real one, which an attacker scales up and denoises; "
-        "with a small epsilon mostly the raw gradient is sent, which lambda tells",
+        weakness="the robust picture still holds a share 1 - blend of the real one, which an attacker learns to filter out on "
+        "public pictures; with a small epsilon mostly the raw gradient is sent, which lambda tells",
         acts_on=("data", "gradient"),
         ladder=({"blend": 0.1}, {"blend": 0.3}, {"blend": 0.5}, {"blend": 0.7}, {"blend": 0.9}),
         off={"blend": 0.0, "steps": 0},
