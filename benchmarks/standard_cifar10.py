@@ -42,6 +42,8 @@ def main() -> None:
     parser.add_argument("--workers", type=int, default=8)
     parser.add_argument("--steps", type=int, default=0, help="cap on steps per recipe, for a trial")
     parser.add_argument("--ensemble", default="", help="another ensemble or a single attack")
+    parser.add_argument("--records", type=int, default=0, help="fewer records than the cells have, for a CPU")
+    parser.add_argument("--risk", default="auto", help="off spares the risk scores, a minute a record for convnet on a CPU")
     parser.add_argument("--only", default="", help="run only cells whose label, such as lenet b4 s1, contains this")
     parser.add_argument("--execution", default="auto", help="batched spares the compiler's minutes where a lease is short")
     parser.add_argument("--out", type=Path, required=True)
@@ -51,7 +53,9 @@ def main() -> None:
     todo = [cell for cell in todo if options.only in f"{cell.model} b{cell.batch_size} s{cell.local_steps}"]
     if options.ensemble:
         todo = [cell.replace(ensemble=options.ensemble) for cell in todo]
-    todo = [cell.replace(execution=options.execution) for cell in todo]
+    if options.records:
+        todo = [cell.replace(records=options.records) for cell in todo]
+    todo = [cell.replace(execution=options.execution, risk=options.risk) for cell in todo]
     if options.steps:
         todo = [cell.replace(steps=options.steps) for cell in todo]
 

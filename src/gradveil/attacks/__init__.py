@@ -8,6 +8,7 @@ from gradveil.attacks.feature_inversion import FeatureInversion
 from gradveil.attacks.inverting_gradients import InvertingGradients
 from gradveil.attacks.linear_layer import LinearLayer
 from gradveil.attacks.matching import Recipe, run_recipe
+from gradveil.attacks.peeling import Peeling
 from gradveil.attacks.piste import PisteLike
 from gradveil.attacks.referee import Referee, Verdict
 
@@ -24,6 +25,7 @@ __all__ = [
     "FeatureInversion",
     "InvertingGradients",
     "LinearLayer",
+    "Peeling",
     "PisteLike",
     "Recipe",
     "Referee",

@@ -17,9 +17,10 @@ from torch import Tensor, nn
 
 from gradveil.learning.learner import Learner
 
-__all__ = ["has_relu", "sharpness_at", "smooth_learner", "with_sharpness"]
+__all__ = ["SHARPNESS", "has_relu", "sharpness_at", "smooth_learner", "with_sharpness"]
 
-_SUFFIX = "gradveil_sharpness"
+SHARPNESS = "gradveil_sharpness"
+"""How the buffers of stand-ins are called; one call sets them all."""
 
 
 class _SmoothReLU(nn.Module):
@@ -29,7 +30,7 @@ class _SmoothReLU(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.register_buffer(_SUFFIX, torch.tensor(1.0))
+        self.register_buffer(SHARPNESS, torch.tensor(1.0))
 
     def forward(self, z: Tensor) -> Tensor:
         centred = z.detach() - z.detach().mean()
@@ -51,13 +52,13 @@ def smooth_learner(learner: Learner) -> Learner:
             if isinstance(child, nn.ReLU):
                 setattr(parent, name, _SmoothReLU())
     reference = next(iter(learner.weights.values()))
-    added = {n: b.to(reference) for n, b in model.named_buffers() if n.endswith(_SUFFIX)}
+    added = {n: b.to(reference) for n, b in model.named_buffers() if n.endswith(SHARPNESS)}
     return learner.replace(model=model, buffers={**learner.buffers, **added})
 
 
 def with_sharpness(learner: Learner, sharpness: Tensor) -> Learner:
     """Return the learner with all its smooth ReLUs at one sharpness, in units of each layer's own scale."""
-    return learner.replace(buffers={n: sharpness if n.endswith(_SUFFIX) else b for n, b in learner.buffers.items()})
+    return learner.replace(buffers={n: sharpness if n.endswith(SHARPNESS) else b for n, b in learner.buffers.items()})
 
 
 def sharpness_at(step: int, steps: int, *, start: float = 2.0, end: float = 100.0, settle: float = 0.9) -> float:

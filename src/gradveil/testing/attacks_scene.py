@@ -35,8 +35,22 @@ HOME_STEPS = 200
 BRIEF = 12
 """Budget where only the form of an answer is looked at."""
 
-MODELS = ("lenet", "mlp(hidden=32)", "lenet/cut1")
+MODELS = ("lenet", "mlp(hidden=32)", "lenet/cut1", "gradveil.testing.attacks_scene:pooled_net")
 """An attack is at home in the first of these that it applies to; with a cut, the embedding of the bottom model is sent."""
+
+
+def pooled_net(input_shape: tuple[int, ...], classes: int) -> nn.Module:
+    """Return a small ReLU network with max pooling, which no built-in model is at a size that is attacked in seconds."""
+    channels, height, width = input_shape
+    return nn.Sequential(
+        nn.Conv2d(channels, 24, 3, padding=1),
+        nn.ReLU(),
+        nn.MaxPool2d(2),
+        nn.Conv2d(24, 16, 3, padding=1),
+        nn.ReLU(),
+        nn.Flatten(),
+        nn.Linear(16 * (height // 2) * (width // 2), classes),
+    )
 
 
 @functools.cache

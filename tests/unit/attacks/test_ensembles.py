@@ -14,6 +14,7 @@ from gradveil.attacks.adaptive import DRAWS, REFRESH_EVERY
 from gradveil.attacks.ensembles import names
 from gradveil.attacks.inverting_gradients import InvertingGradients
 from gradveil.attacks.matching import SETTLED
+from gradveil.attacks.peeling import FEATURE_SHARE, ROUND, ROUNDS, SHARP, SPREAD, Peeling
 from gradveil.attacks.smooth_relu import sharpness_at
 from gradveil.errors import UsageError
 from gradveil.records import ORDINARY, Knowledge, ThreatModel
@@ -26,7 +27,14 @@ GOLDEN = json.loads((Path(__file__).parents[2] / "golden" / "attacks.json").read
 def spelled(ensemble: Ensemble) -> str:
     """Return everything that decides an ensemble, as text."""
     members = [{"attack": config_of(m.attack), "stances": m.stances} for m in ensemble.members]
-    shared = {"draws": DRAWS, "refresh": REFRESH_EVERY, "settled": SETTLED, "sharpness": [sharpness_at(s, 10) for s in (0, 10)]}
+    shared: dict[str, object] = {
+        "draws": DRAWS,
+        "refresh": REFRESH_EVERY,
+        "settled": SETTLED,
+        "sharpness": [sharpness_at(s, 10) for s in (0, 10)],
+    }
+    if any(isinstance(member.attack, Peeling) for member in ensemble.members):
+        shared["peeling"] = [ROUNDS, ROUND, FEATURE_SHARE, SHARP, *SPREAD]
     return json.dumps({"members": members, "rehearsals": ensemble.rehearsals, "shared": shared}, sort_keys=True)
 
 
@@ -47,15 +55,16 @@ def test_a_changed_setting_changes_the_digest() -> None:
 
 
 def test_short_names_mean_the_newest_version(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert resolve("quick").name == "quick-1" and resolve("standard-1") is ENSEMBLES["standard-1"]
-    for version in ("quick-2", "quick-10"):
+    assert resolve("quick").name == "quick-2" and resolve("standard").name == "standard-2"
+    assert resolve("standard-1") is ENSEMBLES["standard-1"]
+    for version in ("quick-3", "quick-10"):
         monkeypatch.setitem(ENSEMBLES, version, dataclasses.replace(ENSEMBLES["quick-1"], name=version))
     assert resolve("quick").name == "quick-10"
 
 
 @pytest.mark.parametrize(
     ("wrong", "words"),
-    [("quik", "did you mean 'quick-1'"), ("inverting_gradient", "did you mean 'inverting_gradients'"), ("zzz", "known: ")],
+    [("quik", "did you mean 'quick-2'"), ("inverting_gradient", "did you mean 'inverting_gradients'"), ("zzz", "known: ")],
 )
 def test_an_unknown_name_is_answered_with_the_nearest(wrong: str, words: str) -> None:
     with pytest.raises(UsageError, match=words):
@@ -70,7 +79,7 @@ def test_one_attack_is_an_ensemble_of_one() -> None:
 
 
 def test_the_standard_ensemble_holds_every_registered_attack() -> None:
-    standard = (ENSEMBLES["standard-1"], ENSEMBLES["embedding-standard-1"])
+    standard = (resolve("standard"), resolve("standard", "embedding"))
     assert {m.attack.card.name for ensemble in standard for m in ensemble.members} == set(ATTACKS.names())
 
 
