@@ -204,7 +204,7 @@ def table(options: argparse.Namespace) -> None:
 
 def _line(row: Row, parts: dict[str, list[dict[str, Any]]]) -> str:
     cells = [row.title]
-    attacked = parts["attack"][0] if parts["attack"] else None
+    attacked = invl_vertical.pooled(parts["attack"]) if parts["attack"] else None
     for side in ("plain", "informed"):
         summary = (attacked[side] or attacked["plain"]) if attacked else None
         cells += _privacy(summary, attacked["n"]) if summary and attacked else ["–"] * 4

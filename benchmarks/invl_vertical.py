@@ -24,6 +24,7 @@ from gradveil.errors import BadUpdate
 from gradveil.federation.settings import FederationSettings
 from gradveil.federation.vertical import VerticalState
 from gradveil.federation.vertical_training import VerticalTraining, build_vertical, train_vertical
+from gradveil.metrics.summary import wilson
 
 
 def shrink(source: Path, target: Path, factor: int) -> None:
@@ -107,6 +108,26 @@ def accuracy(spelling: str, trained: str, options: argparse.Namespace) -> dict[s
         except BadUpdate:
             found["diverged"] = True
     return found
+
+
+def pooled(records: list[dict[str, Any]]) -> dict[str, Any]:
+    """Return attacks on several draws of records as one: counts are added, and of medians the mean is taken."""
+    first = records[0]
+    if len(records) == 1:
+        return first
+    n = sum(record["n"] for record in records)
+    sides: dict[str, Any] = {}
+    for side in ("plain", "informed"):
+        found = [record[side] for record in records]
+        if any(each is None for each in found):
+            sides[side] = None
+            continue
+        count = sum(each["identified"]["count"] for each in found)
+        low, high = wilson(count, n)
+        sides[side] = {"identified": {"value": count / n, "low": low, "high": high, "count": count, "n": n}}
+        for name in ("mse", "psnr", "ssim"):
+            sides[side][name] = {"median": float(np.mean([each[name]["median"] for each in found]))}
+    return {**first, "n": n, **sides}
 
 
 def told(records: list[dict[str, Any]]) -> str:
