@@ -46,8 +46,8 @@ TOGETHER = 64
         url="https://github.com/tekap404/ShadowDef",
         cost="500 passes through a generator per record once, five double-backward passes per step in the first 20 rounds, three "
         "passes instead of one afterwards; a client keeps a noise map per record, and the generator's weights for 20 rounds",
-        weakness="the update is exact for the noisy image, and most of its pixels get almost no noise; what is added comes from "
-        "a public recipe, part of which an attacker can subtract",
+        weakness="the update is exact for the noisy image, and the noise lies on few pixels at a known height: a filter learned "
+        "from public pictures takes most of it off",
         acts_on=("data",),
         ladder=({"strength": 0.05}, {"strength": 0.1}, {"strength": 0.19}, {"strength": 0.4}),
         off={"strength": 0.0},
@@ -83,7 +83,8 @@ class Shadow(Defense):
     and the synthesis weights (single precision, so that a resumed run is equal to the bit).
 
     Known weakness: `gradveil.defenses.shadow_adversary.ShadowAdversary`. N has no randomness but the start of the latent codes,
-    is mostly of one sign, and at T = 20 most pixels get almost none of it. With T = 20 the foreground map is nearly flat.
+    is mostly of one sign, and at T = 20 most pixels get almost none of it: a filter learned from public pictures takes it off.
+    With T = 20 the foreground map is nearly flat.
 
     Attributes:
         strength: α, the largest noise of an image relative to its largest value, at the start; 0 is off.
