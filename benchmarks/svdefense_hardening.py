@@ -6,6 +6,7 @@ runs that differ only in the defense share partition, client sampling, batches a
 
     python benchmarks/svdefense_hardening.py --device cuda --ensemble standard --records 64 --out results/svdefense_hardening
     python benchmarks/svdefense_hardening.py --records 8 --knob 0.5 --steps 20 --rounds 2 --seeds 1 --out DIR
+    python benchmarks/svdefense_hardening.py --ensemble informed-1 --seed 4 --seen 4 --knob 0.5 --alone --seeds 0 --out DIR
 
 Cells are written one by one, and those already in the folder are not run again.
 """
@@ -26,12 +27,20 @@ from typing import Any
 import torch
 
 from gradveil import __version__
+from gradveil.attacks.ensembles import ENSEMBLES, QUICK, Ensemble, Member
 from gradveil.audit.cells import Cell
 from gradveil.audit.measure import run_cell
 from gradveil.federation.engine import FederationSettings, train
 
 KNOB = (1e-7, 1e-6, 1e-5, 1e-4, 1e-3, 0.01, 0.03, 0.1, 0.25, 0.5, 1.0, 2.0, 4.0)
 WEAK = ("none", "svdefense")
+# Several rounds multiply the cost, and only those who know the tilt can use them: the two recipes of `quick` as such attackers.
+ENSEMBLES["informed-1"] = Ensemble(
+    "informed-1",
+    "The two matching recipes of quick-1, informed; no rehearsal.",
+    tuple(Member(member.attack, ("informed",)) for member in QUICK.members[:2]),
+    rehearsals=0,
+)
 
 
 def hardened(least_error: float) -> str:
@@ -91,6 +100,9 @@ def main() -> int:
     parser.add_argument("--ensemble", default="quick")
     parser.add_argument("--steps", type=int, default=0, help="cap on the steps of every attack; 0 leaves the ensemble's own")
     parser.add_argument("--attack-data", default="photos")
+    parser.add_argument("--seen", type=int, default=1, help="rounds the attacker sees on the same records, with fresh tilts")
+    parser.add_argument("--seed", type=int, default=0, help="of the attack: which records, which first weights")
+    parser.add_argument("--alone", action="store_true", help="the knob alone, without the rows at its weak end")
     parser.add_argument("--train-data", default="digits")
     parser.add_argument("--train-model", default="mlp(hidden=64)")
     parser.add_argument("--partition", default="dirichlet(alpha=0.5)")
@@ -105,7 +117,7 @@ def main() -> int:
 
     rows: list[dict[str, Any]] = []
     accuracies: dict[str, list[float]] = {}
-    for spelling in (*WEAK, *(hardened(value) for value in options.knob)):
+    for spelling in (*(() if options.alone else WEAK), *(hardened(value) for value in options.knob)):
         cell = Cell(
             data=options.attack_data,
             defense=spelling,
@@ -113,6 +125,9 @@ def main() -> int:
             records=options.records,
             steps=options.steps,
             device=options.device,
+            rounds=options.seen,
+            seed=options.seed,
+            risk="off",  # nothing of it is kept here
         )
         attack = kept(options.out, "attack", cell.as_dict(), lambda cell=cell: attacked(cell))  # type: ignore[misc]
         accuracies[spelling] = []
