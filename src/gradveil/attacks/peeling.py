@@ -121,7 +121,7 @@ class Peeling:
 
     g_l are the gradients of the layers behind the first max pool, b the layers up to it. Matching all gradients in the image
     fails there: which entry of a pool is largest jumps with the smallest change of the image, and all gradients before the pool
-    with it. The features have no such jumps behind them, and are many more than the gradients leave open. Both searches use the
+    with it. Behind it there are fewer jumps, and more gradients than features. Both searches use the
     stand-ins of `gradveil.attacks.soft_pool`. Every round starts the features from those of the image so far: pictures are
     smoother than features, so this corrects entries that the last round got wrong.
 
