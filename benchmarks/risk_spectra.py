@@ -11,7 +11,7 @@ Large models, some pictures one after another, with peak memory of the device: `
 precision and with tangents in single precision, each compared with ``leading``; and ``leading`` alone, as at 224 pixels.
 
     python benchmarks/risk_spectra.py --large gram --device cuda --images 4
-    python benchmarks/risk_spectra.py --large leading --device cuda --data imagenet.zip --images 4 --leading 32
+    python benchmarks/risk_spectra.py --large leading --device cuda --data imagenet/ --read label_column=imagenet_index --leading 32
     python benchmarks/risk_spectra.py --large leading --images 1 --leading 16
 """
 
@@ -33,7 +33,7 @@ import torch
 from torch import Tensor
 from torch.func import jacrev
 
-from gradveil.data import load_data
+from gradveil.data import load_data, read_options
 from gradveil.learning import Learner, loss_by_name
 from gradveil.models import build_model
 from gradveil.randomness import Seed
@@ -95,7 +95,7 @@ def one(way: str, model: str, row: int) -> dict[str, Any]:
 def large(asked: argparse.Namespace) -> dict[str, Any]:
     """Measure pictures one after another on one device."""
     device = torch.device(asked.device)
-    data = load_data(asked.data)
+    data = load_data(asked.data, **read_options(asked.read))
     built = build_model(asked.model, input_shape=data.input_shape, classes=10, seed=Seed(0))
     learner = Learner.of(built, loss_by_name("cross_entropy")).to(device)
     load_forward_mode()
@@ -162,6 +162,7 @@ def main() -> None:
     parser.add_argument("--large", choices=("gram", "leading"), help="one mode on a large model, picture by picture")
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--data", default="photos")
+    parser.add_argument("--read", default="", help="how it is read, as in gradveil audit --read")
     parser.add_argument("--images", type=int, default=1)
     parser.add_argument("--leading", type=int, default=16, help="triplets sought")
     parser.add_argument("--precision", default="float32,float64", help="of the tangents, with --large gram")
