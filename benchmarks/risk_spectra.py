@@ -11,7 +11,7 @@ Large models, some pictures one after another, with peak memory of the device: `
 precision and with tangents in single precision, each compared with ``leading``; and ``leading`` alone, as at 224 pixels.
 
     python benchmarks/risk_spectra.py --large gram --device cuda --images 4
-    python benchmarks/risk_spectra.py --large leading --device cuda --data imagenet/ --read label_column=imagenet_index --leading 32
+    python benchmarks/risk_spectra.py --large leading --device cuda --data imagenet/ --read label_column=NAME --leading 32
     python benchmarks/risk_spectra.py --large leading --images 1 --leading 16
 """
 
