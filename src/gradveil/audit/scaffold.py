@@ -199,7 +199,7 @@ def write_plan(path: Path, *, force: bool = False, **choices: Any) -> tuple[Path
 
 def plan_text(plan: Plan, found: Inspection) -> str:
     """Return a plan as TOML with a comment for every key; keys that are not set are shown, switched off."""
-    document = plan.as_dict()
+    document, usual = plan.as_dict(), Plan().as_dict()
     lines = ["# A plan for gradveil audit; every key is explained in docs/plans.md.", "#"]
     lines += [f"# {sentence}" for sentence in found.sentences()]
     for section in SECTIONS:
@@ -209,7 +209,8 @@ def plan_text(plan: Plan, found: Inspection) -> str:
         lines += ["", f"[{section}]"]
         for key in (key for key in KEYS if key.section == section):
             value, off = document[section].get(key.name), ""
-            if key.name in QUIET_KEYS and value in (None, EXAMPLES[key.name]):
+            # What was asked for is written, be it what the example says too: people have files called labels.csv.
+            if key.name in QUIET_KEYS and value == usual[section].get(key.name):
                 value, off = EXAMPLES[key.name], "# "
             if value is None:
                 continue

@@ -59,6 +59,18 @@ def test_paths_are_written_as_the_plan_sees_them(own: Path, monkeypatch: pytest.
     plan.check_inputs()
 
 
+def test_what_was_asked_for_is_written_though_the_examples_say_the_same(own: Path) -> None:
+    Path("net.safetensors").rename("model.safetensors")
+    np.save("pictures.npy", np.random.default_rng(0).random((12, 4, 4, 3), dtype=np.float32))
+    Path("labels.csv").write_text("row,label,patient\n" + "".join(f"{i},{i % 3},{i // 3}\n" for i in range(12)))
+    asked = {"data": "pictures.npy", "labels": "labels.csv", "scale": "minmax", "read": "owner_column=patient"}
+    path, _ = write_plan(Path("plan.toml"), model="net.py:make", weights="model.safetensors", **asked)
+    plan = Plan.from_toml(path)
+    assert (plan.labels, plan.scale, plan.read) == (("labels.csv",), "minmax", "owner_column=patient")
+    assert plan.weights == ("model.safetensors",)
+    assert "# steps = 0" in path.read_text(), "what nobody asked for stays switched off"
+
+
 def test_a_plan_is_not_overwritten_without_being_asked(tmp_path: Path) -> None:
     path = tmp_path / "plan.toml"
     path.write_text("precious")
