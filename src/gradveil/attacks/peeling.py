@@ -18,7 +18,7 @@ from gradveil.attacks.loop import Problem, optimise
 from gradveil.attacks.objectives import OBJECTIVES
 from gradveil.attacks.optimisers import Adam
 from gradveil.attacks.priors import total_variation
-from gradveil.attacks.smooth_relu import SHARPNESS, sharpness_at, smooth_learner, with_sharpness
+from gradveil.attacks.smooth_relu import SHARPNESS, all_children, sharpness_at, smooth_learner, with_sharpness
 from gradveil.attacks.soft_pool import plain_pool, with_soft_pools
 from gradveil.errors import UsageError
 from gradveil.learning.learner import Learner
@@ -73,35 +73,47 @@ def _peel(learner: Learner, input_shape: tuple[int, ...]) -> _Peeled | str:
     if row is None:
         return "the model is not one row of layers (nn.Sequential)"
     prefix, layers = row
-    children = list(layers.named_children())
+    children = all_children(layers)
+    if len(learner.weights) < sum(1 for _, layer in children for _ in layer.parameters()):
+        return "layers of the model share their weights"
     cut = next((index + 1 for index, (_, layer) in enumerate(children) if plain_pool(layer)), 0)
     if not cut:
-        return "the model has no max pooling, or its windows overlap"
-    parts = []
+        return "the model's row of layers has no max pooling, or its windows overlap"
+    reference = next(iter(learner.weights.values()))
+    hard, soft = [], []
     for chosen, spread in ((children[:cut], True), (children[cut:], False)):
         own = nn.Sequential()
         for name, layer in chosen:
             own.add_module(name, layer)
-        soft = with_soft_pools(own, spread=spread)
         names = {name for name, _ in (*own.named_parameters(), *own.named_buffers())}
         weights = {n: v for n, v in _bare(learner.weights, prefix).items() if n in names}
         buffers = {n: v for n, v in _bare(learner.buffers, prefix).items() if n in names}
-        reference = next(iter(learner.weights.values()))
-        buffers |= {n: b.to(reference) for n, b in soft.named_buffers() if n.endswith(SHARPNESS)}
-        parts.append(learner.replace(model=soft, weights=weights, buffers=buffers))
-    bottom, top = parts
+        hard.append(learner.replace(model=own, weights=weights, buffers=buffers))
+        model = with_soft_pools(own, spread=spread)
+        added = {n: b.to(reference) for n, b in model.named_buffers() if n.endswith(SHARPNESS)}
+        soft.append(learner.replace(model=model, weights=weights, buffers=buffers | added))
+    bottom, top = soft
     if not top.weights:
         return "no weights come after the first pool"
-    reference = next(iter(learner.weights.values()))
     probe = torch.linspace(0, 1, math.prod(input_shape)).to(reference).reshape(1, *input_shape)
-    with torch.no_grad():
-        whole = learner.replace(model=layers, weights=_bare(learner.weights, prefix), buffers=_bare(learner.buffers, prefix))
-        alone: Tensor = whole.forward(whole.weights, probe)
-        # A wrapper may do more than call its layers; then the two parts would be another network.
-        same = torch.allclose(alone, learner.forward(learner.weights, probe), rtol=1e-5, atol=1e-7)
-    if not same:
+    if not _same_outputs(learner, hard, probe):
         return "the model does more than its row of layers"
     return _Peeled(bottom, smooth_learner(top), prefix, cut > 1 and isinstance(children[cut - 2][1], nn.ReLU))
+
+
+def _same_outputs(learner: Learner, parts: Sequence[Learner], probe: Tensor) -> bool:
+    """Whether the parts one after another do what the model does; a wrapper may do more than call its layers."""
+    with torch.no_grad():
+        whole = learner.forward(learner.weights, probe)
+        try:
+            for part in parts:
+                probe = part.forward(part.weights, probe)
+        except (RuntimeError, ValueError):
+            return False  # the wrapper gives its layers something else than its input
+    if not (isinstance(whole, Tensor) and isinstance(probe, Tensor)) or whole.shape != probe.shape:
+        return False
+    # Rounding only: of some networks the whole input moves the outputs by less than a ten-thousandth.
+    return bool((whole - probe).norm() <= 100 * torch.finfo(whole.dtype).eps * whole.norm())
 
 
 @ATTACKS.register(
@@ -160,6 +172,8 @@ class Peeling:
             return "no single gradient was seen"
         if learner.noise:
             return "the model draws noise"
+        if observation.classes == 0 and not _labels_given(observation):
+            return "the targets are no classes, so they cannot be recovered, and they were not given"
         peeled = _peel(learner, observation.input_shape)
         return peeled if isinstance(peeled, str) else None
 
@@ -200,6 +214,7 @@ class Peeling:
                 gradient_norm=float(slope[row]),
                 steps=int(spent[row]),
                 status=status[row],
+                oracle_labels=_labels_given(observations[row // self.restarts]),
             )
             for row in range(images.shape[0])
         ]
@@ -209,7 +224,8 @@ class Peeling:
         images, rows = [], []
         for index, observation in enumerate(observations):
             update = observation.update.weights
-            labels = recover_labels(observation)
+            labels = observation.labels if _labels_given(observation) else recover_labels(observation)
+            assert labels is not None
             for restart in range(self.restarts):
                 generator = desk.seed.child(self.card.name, restart).generator("start", client=index)
                 noise = torch.randn((1, *observation.input_shape), generator=generator)
@@ -304,6 +320,10 @@ class _Search:
         features = features.abs() if self.parts.rectified else features
         simulated = top.gradient(top.weights, features, constants["labels"])
         return OBJECTIVES.get("relative_l2")(Comparison(simulated, prefixed(constants, "seen|")))
+
+
+def _labels_given(observation: Observation) -> bool:
+    return Knowledge.LABELS in observation.threat.knows and observation.labels is not None
 
 
 def _plan(steps: int) -> list[tuple[int, int]]:

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from gradveil.learning.learner import Learner
 
-__all__ = ["SHARPNESS", "has_relu", "sharpness_at", "smooth_learner", "with_sharpness"]
+__all__ = ["SHARPNESS", "all_children", "has_relu", "sharpness_at", "smooth_learner", "with_sharpness"]
 
 SHARPNESS = "gradveil_sharpness"
 """How the buffers of stand-ins are called; one call sets them all."""
@@ -39,6 +39,14 @@ class _SmoothReLU(nn.Module):
         return smooth
 
 
+def all_children(parent: nn.Module) -> list[tuple[str, nn.Module]]:
+    """Return the children by name; one module under several names comes once for each, unlike in ``named_children``.
+
+    One ReLU or one pool that stands in many places of a row of layers is common, and each place wants its stand-in.
+    """
+    return [(name, child) for name, child in parent.named_modules(remove_duplicate=False) if name and "." not in name]
+
+
 def has_relu(learner: Learner) -> bool:
     """Whether the model has ``nn.ReLU`` modules; calls of ``functional.relu`` inside user code cannot be replaced."""
     return any(isinstance(module, nn.ReLU) for module in learner.model.modules())
@@ -48,7 +56,7 @@ def smooth_learner(learner: Learner) -> Learner:
     """Return a learner whose ReLUs have a smooth derivative; set its sharpness with `with_sharpness`."""
     model = copy.deepcopy(learner.model)
     for parent in list(model.modules()):
-        for name, child in list(parent.named_children()):
+        for name, child in all_children(parent):
             if isinstance(child, nn.ReLU):
                 setattr(parent, name, _SmoothReLU())
     reference = next(iter(learner.weights.values()))

@@ -15,7 +15,7 @@ import copy
 import torch
 from torch import Tensor, nn
 
-from gradveil.attacks.smooth_relu import SHARPNESS
+from gradveil.attacks.smooth_relu import SHARPNESS, all_children
 
 __all__ = ["plain_pool", "with_soft_pools"]
 
@@ -38,7 +38,7 @@ def with_soft_pools(model: nn.Module, *, spread: bool) -> nn.Module:
     """Return a copy of a model with stand-ins for its max pools; `gradveil.attacks.smooth_relu.with_sharpness` sets them."""
     model = copy.deepcopy(model)
     for parent in list(model.modules()):
-        for name, child in list(parent.named_children()):
+        for name, child in all_children(parent):
             if plain_pool(child):
                 assert isinstance(child, POOLS)
                 axes = 1 if isinstance(child, nn.MaxPool1d) else 2

@@ -8,13 +8,14 @@ from torch import nn
 
 from gradveil.attacks import Peeling, launch, line_up, resolve
 from gradveil.attacks.peeling import _peel, _Peeled, _plan
-from gradveil.attacks.smooth_relu import SHARPNESS
+from gradveil.attacks.smooth_relu import SHARPNESS, with_sharpness
 from gradveil.attacks.soft_pool import plain_pool, with_soft_pools
 from gradveil.learning.learner import Learner
 from gradveil.learning.losses import cross_entropy
 from gradveil.learning.settings import TrainingSettings
+from gradveil.records import ORDINARY, Knowledge, ThreatModel
 from gradveil.testing.attacks_scene import Scene
-from tests.unit.attacks.scenes import make_batch, make_desk, make_learner, observe
+from tests.unit.attacks.scenes import CLASSES, make_batch, make_desk, make_learner, observe
 
 SMALL = 'convnet(width=4, norm="none")'
 
@@ -83,6 +84,51 @@ class _Halved(nn.Module):
         return answer
 
 
+class _Doubled(_Halved):
+    """Gives its layers something of another shape than its input."""
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        answer: torch.Tensor = self.model(torch.cat([inputs, inputs], 1))
+        return answer
+
+
+def layers(activation: nn.Module, pool: nn.Module, channels: int = 2, second: nn.Module | None = None) -> nn.Sequential:
+    first, second = nn.Conv2d(channels, 4, 3, padding=1), second or nn.Conv2d(4, 4, 3, padding=1)
+    return nn.Sequential(first, activation, pool, second, activation, pool, nn.Flatten(), nn.Linear(16, CLASSES)).double()
+
+
+def learner_of(model: nn.Module) -> Learner:
+    return Learner.of(model, cross_entropy, TrainingSettings())
+
+
+def test_one_module_may_stand_in_several_places() -> None:
+    """Users write one ReLU and one pool and name them again and again; no place may be left out or left hard."""
+    torch.manual_seed(0)
+    learner, batch = learner_of(layers(nn.ReLU(), nn.MaxPool2d(2))), make_batch()
+    seen = observe(learner, batch)
+    parts = _peel(learner, seen.input_shape)
+    assert isinstance(parts, _Peeled) and parts.rectified
+    assert [len(part.model) for part in (parts.bottom, parts.top)] == [3, 5]  # type: ignore[arg-type]
+    assert not any(isinstance(module, (nn.ReLU, nn.MaxPool2d)) for module in parts.top.model.modules())
+    sharp = with_sharpness(parts.top, torch.tensor(1e6, dtype=torch.float64))
+    features = parts.bottom.forward(parts.bottom.weights, batch.inputs)
+    gradient = sharp.gradient(sharp.weights, features, batch.targets)
+    for name, value in gradient.items():
+        assert torch.allclose(value, seen.update.weights[name], rtol=1e-3, atol=1e-6)
+
+
+def test_labels_that_were_given_are_used_and_told() -> None:
+    seen = observe(make_learner(SMALL), make_batch())
+    given = (make_batch().targets + 1) % CLASSES
+    threat = ThreatModel(knows=ORDINARY | {Knowledge.LABELS})
+    (found,) = launch(Peeling(steps=3), [seen.replace(threat=threat, labels=given)], make_desk())
+    assert torch.equal(found.targets, given) and found.oracle_labels
+    (blind,) = launch(Peeling(steps=3), [seen.replace(labels=given)], make_desk())
+    assert torch.equal(blind.targets, make_batch().targets) and not blind.oracle_labels
+    assert "no classes" in str(Peeling().applies(seen.replace(classes=0)))
+    assert Peeling().applies(seen.replace(classes=0, threat=threat, labels=given)) is None
+
+
 def test_it_says_where_it_does_not_apply() -> None:
     reasons = {
         "lenet": "not one row of layers",
@@ -96,6 +142,11 @@ def test_it_says_where_it_does_not_apply() -> None:
     assert "more than one example" in str(Peeling().applies(observe(learner, make_batch(2))))
     other = Learner.of(_Halved(learner.model), cross_entropy, TrainingSettings())
     assert "more than its row" in str(Peeling().applies(observe(other, make_batch())))
+    doubled = learner_of(_Doubled(layers(nn.ReLU(), nn.MaxPool2d(2), 4)))
+    assert "more than its row" in str(Peeling().applies(observe(doubled, make_batch())))
+    shared = nn.Conv2d(2, 2, 3, padding=1)
+    tied = learner_of(nn.Sequential(shared, nn.MaxPool2d(2), shared, nn.Flatten(), nn.Linear(32, CLASSES)).double())
+    assert "share their weights" in str(Peeling().applies(observe(tied, make_batch())))
 
 
 def test_steps_are_shared_out_within_the_budget() -> None:
