@@ -245,7 +245,9 @@ def _round(training: VerticalTraining, state: VerticalState, index: int) -> tupl
 
 
 def _checkpoint(state: VerticalState, rounds: int) -> Checkpoint:
-    server: Named = {"step": torch.tensor(state.step)}
+    # A defense that has kept nothing yet, because every step was refused, must still prepare when the training goes on.
+    prepared = torch.tensor([kept is not None for kept in state.defenses])
+    server: Named = {"step": torch.tensor(state.step), "prepared": prepared}
     for party, (own, memory) in enumerate(zip((*state.bottoms, state.top), state.memories, strict=True)):
         server |= {f"{party}/weights/{name}": value for name, value in own.items()}
         for kind, values in memory.items():
@@ -262,7 +264,10 @@ def _restored(checkpoint: Checkpoint, fresh: VerticalState, training: VerticalTr
 
     own = [part(f"{party}/weights/") for party in range(len(fresh.memories))]
     memories = tuple({kind: part(f"{party}/{kind}/") for kind in memory} for party, memory in enumerate(fresh.memories))
-    kept = tuple(tensors.to(checkpoint.states[party], device) for party in range(len(fresh.bottoms)))
+    kept = tuple(
+        tensors.to(checkpoint.states[party], device) if prepared else None
+        for party, prepared in enumerate(checkpoint.server["prepared"].tolist())
+    )
     # The count of bytes starts again: every record holds those of its own round.
     return VerticalState(tuple(own[:-1]), own[-1], memories, kept, step=int(checkpoint.server["step"]))
 

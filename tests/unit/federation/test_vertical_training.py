@@ -92,6 +92,33 @@ def test_steps_that_are_not_finite_are_refused_and_do_not_end_the_run() -> None:
     assert broken.scores(state) == (0.0, None)
 
 
+PREPARES = """
+from dataclasses import dataclass
+import torch
+from gradveil.defenses import Defense
+
+@dataclass(frozen=True, kw_only=True)
+class Prepares(Defense):
+    acts_on = ("embedding",)
+
+    def prepare(self, data, view):
+        return {"factor": torch.tensor(0.5)}
+
+    def protect_embedding(self, embedding, view, state):
+        return embedding * state["factor"], state
+"""
+
+
+def test_a_defense_that_kept_nothing_yet_prepares_after_a_kill(tmp_path: Path) -> None:
+    (tmp_path / "own.py").write_text(PREPARES)
+    defense, changes = f"{tmp_path / 'own.py'}:Prepares", {"settings": {"rounds": 2, "learning_rate": 1e300}}
+    whole = run(defense, **changes)
+    run(defense, **changes, out=tmp_path / "out", stop_after=1)
+    again = run(defense, **changes, out=tmp_path / "out")
+    assert [record.refused for record in again.rounds] == [13, 13], "no step is finite at this rate"
+    assert whole.final_accuracy == again.final_accuracy and same(whole, again)
+
+
 def test_what_does_not_fit_is_refused() -> None:
     with pytest.raises(UsageError, match="no cut"):
         run(cut="cut9")
