@@ -41,7 +41,7 @@ def test_names_that_are_no_files_play_no_part() -> None:
 
 
 @pytest.mark.parametrize("attacks", [True, False])
-def test_generators_and_their_weights_are_part_of_the_code(
+def test_generators_their_weights_and_spectra_are_part_of_the_code(
     attacks: bool, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     root = Path(describe.gradveil.__file__).parent
@@ -49,10 +49,10 @@ def test_generators_and_their_weights_are_part_of_the_code(
     shutil.copytree(root, copy, ignore=shutil.ignore_patterns("*.safetensors", "__pycache__"))
     monkeypatch.setattr(describe.gradveil, "__file__", str(copy / "__init__.py"))
     found = set()
-    for changed in ("", "generators/style.py", "generators/weights/style-32.json"):
+    for changed in ("", "generators/style.py", "generators/weights/style-32.json", "risk/spectra.py"):
         if changed:
             (copy / changed).write_text((copy / changed).read_text(encoding="utf-8") + "\n", encoding="utf-8")
         code_version.cache_clear()
         found.add(code_version(attacks=attacks))
     code_version.cache_clear()
-    assert len(found) == 3
+    assert len(found) == 4
