@@ -18,9 +18,9 @@ import time
 from pathlib import Path
 from typing import Any
 
+import no_simulation  # noqa: F401  (adds the ensemble that --ensemble names)
 import torch
 
-from gradveil.attacks.ensembles import ENSEMBLES, QUICK, Ensemble, Member
 from gradveil.data import load_data
 from gradveil.defenses import build_defense
 from gradveil.federation.client import run_client
@@ -30,15 +30,6 @@ from gradveil.learning import Learner, TrainingSettings, loss_by_name
 from gradveil.models import build_model
 from gradveil.randomness import Seed
 from gradveil.tensors import Named
-
-# Simulating a defense that decomposes a Jacobian on every candidate of every step takes hours; these rows are plain and informed.
-SHORT = "quick-no-simulation-1"
-ENSEMBLES[SHORT] = Ensemble(
-    SHORT,
-    "quick-1 without the attackers that run the defense's own code on their candidates.",
-    tuple(Member(m.attack, tuple(s for s in m.stances if s not in ("straight_through", "averaged"))) for m in QUICK.members),
-    rehearsals=QUICK.rehearsals,
-)
 
 
 def accuracy(spelling: str, options: argparse.Namespace) -> dict[str, Any]:

@@ -27,23 +27,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import no_simulation  # noqa: F401  (adds the ensemble that --ensemble names)
 import torch
 
 from gradveil import __version__
-from gradveil.attacks.ensembles import ENSEMBLES, QUICK, Ensemble, Member
 from gradveil.audit.cells import Cell
 from gradveil.audit.measure import run_cell
 from gradveil.defenses import build_defense
 from gradveil.federation.engine import FederationSettings, train
 
-# Simulating Refiner on every candidate costs minutes a record on a processor; these rows are plain against informed.
-SHORT = "quick-no-simulation-1"
-ENSEMBLES[SHORT] = Ensemble(
-    SHORT,
-    "quick-1 without the attackers that run the defense's own code on their candidates.",
-    tuple(Member(m.attack, tuple(s for s in m.stances if s not in ("straight_through", "averaged"))) for m in QUICK.members),
-    rehearsals=QUICK.rehearsals,
-)
 NONE = "none"
 FORMAT = "gradveil-refiner-curves-1"
 LAMBDA = "measured_lambda"
