@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from gradveil.audit import describe
+import gradveil
 from gradveil.audit.cells import Cell
 from gradveil.audit.describe import code_version, own_files_digest
 from gradveil.audit.jobs import cell_key
@@ -44,10 +44,10 @@ def test_names_that_are_no_files_play_no_part() -> None:
 def test_generators_their_weights_and_spectra_are_part_of_the_code(
     attacks: bool, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    root = Path(describe.gradveil.__file__).parent
+    root = Path(gradveil.__path__[0])
     copy = tmp_path / "gradveil"
     shutil.copytree(root, copy, ignore=shutil.ignore_patterns("*.safetensors", "__pycache__"))
-    monkeypatch.setattr(describe.gradveil, "__file__", str(copy / "__init__.py"))
+    monkeypatch.setattr(gradveil, "__file__", str(copy / "__init__.py"))
     found = set()
     for changed in ("", "generators/style.py", "generators/weights/style-32.json", "risk/spectra.py"):
         if changed:

@@ -63,7 +63,7 @@ def test_what_was_asked_for_is_written_though_the_examples_say_the_same(own: Pat
     Path("net.safetensors").rename("model.safetensors")
     np.save("pictures.npy", np.random.default_rng(0).random((12, 4, 4, 3), dtype=np.float32))
     Path("labels.csv").write_text("row,label,patient\n" + "".join(f"{i},{i % 3},{i // 3}\n" for i in range(12)))
-    asked = {"data": "pictures.npy", "labels": "labels.csv", "scale": "minmax", "read": "owner_column=patient"}
+    asked: dict[str, Any] = {"data": "pictures.npy", "labels": "labels.csv", "scale": "minmax", "read": "owner_column=patient"}
     path, _ = write_plan(Path("plan.toml"), model="net.py:make", weights="model.safetensors", **asked)
     plan = Plan.from_toml(path)
     assert (plan.labels, plan.scale, plan.read) == (("labels.csv",), "minmax", "owner_column=patient")

@@ -105,7 +105,7 @@ def test_every_setting_is_part_of_the_key(change: str) -> None:
 
 
 def test_a_training_of_other_data_has_another_key(tmp_path: Path) -> None:
-    digests: dict[tuple[str, str, str], str] = {}
+    digests: dict[tuple[str, str, str, str], str] = {}
     keys = []
     for name, value in (("a", 0.1), ("b", 0.2)):
         np.savez(tmp_path / f"{name}.npz", x=np.full((8, 4, 4), value, np.float32), y=np.arange(8) % 2)
