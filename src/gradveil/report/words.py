@@ -155,15 +155,18 @@ def utility_words(settings: Mapping[str, Any]) -> str:
     def value(name: str) -> str:
         return str(settings.get(name, "?"))
 
+    # 0 records per step means all of them, and a number of steps wins over passes.
+    size = "all records in every step" if settings.get("minibatch") == 0 else f"minibatches of {value('minibatch')}"
+    local = f"{size}, learning rate {value('learning_rate')}"
     if settings.get("cut"):
         passes = "1 pass" if value("local_epochs") == "1" else f"{value('local_epochs')} passes"
-        local = f"minibatches of {value('minibatch')}, learning rate {value('learning_rate')}"
         together = f"the parties ({value('parts')}, model cut at {value('cut')}) step together in {value('rounds')} rounds"
         return f"{together} of {passes} over the records, {local}"
     every = f"{value('clients_per_round')} of {value('clients')} clients in each of {value('rounds')} rounds"
-    epochs = "1 local epoch" if value("local_epochs") == "1" else f"{value('local_epochs')} local epochs"
-    local = f"{epochs}, minibatches of {value('minibatch')}, learning rate {value('learning_rate')}"
-    return f"{every}, records dealt out {value('partition')}, {local}, {value('aggregation')}"
+    unit = "step" if settings.get("local_steps") else "epoch"
+    many = value(f"local_{unit}s")
+    long = f"{many} local {unit}" if many == "1" else f"{many} local {unit}s"
+    return f"{every}, records dealt out {value('partition')}, {long}, {local}, {value('aggregation')}"
 
 
 def trust(headline: Headline, results: Results) -> Trust:

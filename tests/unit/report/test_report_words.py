@@ -12,7 +12,15 @@ from gradveil.report import numbers
 from gradveil.report.load import load_results
 from gradveil.report.results import Spread
 from gradveil.report.verdict import Headline, Status, choose_headline, status_of
-from gradveil.report.words import costs, headline_sentence, identified_sentence, judgement, progress_sentence, trust
+from gradveil.report.words import (
+    costs,
+    headline_sentence,
+    identified_sentence,
+    judgement,
+    progress_sentence,
+    trust,
+    utility_words,
+)
 from tests.unit.report.example_results import DEFENSES, FAIL, WARN, Example, make_results
 
 NONE = DEFENSES[0]
@@ -155,3 +163,18 @@ def test_costs_say_what_was_not_measured(tmp_path: Path) -> None:
 )
 def test_numbers_read_like_a_person_wrote_them(shown: str, expected: str) -> None:
     assert spaced(shown) == expected
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        ({}, "1 local epoch, minibatches of 16"),
+        ({"local_steps": 1}, "1 local step, minibatches of 16"),
+        ({"local_steps": 5}, "5 local steps, minibatches of 16"),
+        ({"minibatch": 0, "local_epochs": 2}, "2 local epochs, all records in every step"),
+        ({"minibatch": 0, "cut": "cut1", "parts": "whole"}, "1 pass over the records, all records in every step"),
+    ],
+)
+def test_how_a_federation_trained_is_told_as_it_was(changes: dict[str, object], expected: str) -> None:
+    settings = {"rounds": 3, "local_epochs": 1, "local_steps": 0, "minibatch": 16, "learning_rate": 0.1}
+    assert expected in utility_words({**settings, **changes})
