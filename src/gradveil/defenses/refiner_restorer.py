@@ -107,6 +107,8 @@ def restorer_for(defense: Defense, observation: Observation, inputs: Tensor, tar
         if images is public and settings == defense and model.weights is learner.weights and size == group:
             return made
     pictures = public[:count].detach().to(next(iter(learner.weights.values()))).clamp(0, 1)
+    if not bool(torch.isfinite(pictures).all()):
+        return None  # one entry that is not finite would spoil every coefficient, and every picture that is filtered
     robust = public_pairs(defense, pictures, learner, group, observation.classes, targets)
     found = fit_restorer(pictures, robust)
     _RECENT.append((public, defense, learner, group, found))

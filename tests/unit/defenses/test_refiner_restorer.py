@@ -75,6 +75,9 @@ def test_the_attacker_filters_with_public_pictures_and_deblends_without(defense:
     assert torch.allclose(finished(None), plain, atol=1e-5)
     assert torch.allclose(finished(pictures(30, "few")), plain, atol=1e-5)
     assert torch.allclose(finished(pictures(32, "large", (3, 32, 32))), plain, atol=1e-5)
+    spoilt = pictures(32, "public")
+    spoilt[3, 0, 2, 2] = torch.nan
+    assert torch.allclose(finished(spoilt), plain, atol=1e-5)
     with_public = finished(pictures(32, "public"))
     assert not torch.allclose(with_public, plain, atol=1e-2)
     assert error(with_public, batch.inputs) < error(plain, batch.inputs)
