@@ -153,7 +153,7 @@ def recommend(results: Results, asked: Requirements) -> Recommendation:
     """
     chosen_rows = _rows(results, asked)
     settings = settings_of(chosen_rows)
-    _check_evidence(settings)
+    _check_evidence(settings, unfinished=results.missing > 0)
     candidates = sorted(_candidates(settings, asked), key=Candidate.rank)
     judged = [candidate for candidate in candidates if not candidate.doubts]
     if not judged:
@@ -185,7 +185,7 @@ def _cut(cell: Cell) -> str:
     return str(cell.settings.get("cut") or "")
 
 
-def _check_evidence(settings: Sequence[Setting]) -> None:
+def _check_evidence(settings: Sequence[Setting], *, unfinished: bool) -> None:
     cells = [cell for setting in settings for cell in setting.defended]
     if not cells:
         raise UsageError(
@@ -199,7 +199,8 @@ def _check_evidence(settings: Sequence[Setting]) -> None:
     for setting in settings:
         bare = setting.undefended
         if bare is None:
-            why = 'the undefended update was not measured, so nothing shows that these attackers can win; add "none" to the plan'
+            cure = "let the audit end: the same command goes on" if unfinished else 'add "none" to the plan'
+            why = f"the undefended update was not measured, so nothing shows that these attackers can win; {cure}"
             raise Unreliable(f"nothing can be recommended: {why}")
         if bare.failures:
             raise Unreliable(f"nothing can be recommended: a check failed on the undefended update ({_failure(bare)})")
@@ -307,6 +308,8 @@ def _measured(found: Candidate) -> str:
 
 
 def _answer(chosen: Candidate, fit: Sequence[Candidate], judged: Sequence[Candidate]) -> str:
+    if len(judged) == 1:
+        return f"use {chosen.spelling}: it is within the limits, and no other defense was judged; {_measured(chosen)}"
     of = f"{len(judged)} defenses within the limits"
     why = f"it leaks least of the {len(fit)} of {of}" if len(fit) > 1 else f"it is the only one of {of}"
     return f"use {chosen.spelling}: {why}; {_measured(chosen)}"

@@ -146,6 +146,18 @@ def test_attackers_who_prove_nothing_recommend_nothing(defenses: tuple[Example, 
         ask(tmp_path, *defenses, max_accuracy_drop=1)
 
 
+def test_an_undefended_cell_that_is_not_done_yet_is_not_asked_for_in_the_plan(tmp_path: Path) -> None:
+    with pytest.raises(Unreliable, match='add "none" to the plan'):
+        ask(tmp_path / "whole", STRONG, MIDDLE, max_accuracy_drop=1)
+    with pytest.raises(Unreliable, match="the same command goes on"):
+        ask(tmp_path / "begun", STRONG, MIDDLE, NONE, missing=1, max_accuracy_drop=1)
+
+
+def test_one_defense_alone_is_not_called_the_only_one_of_one(tmp_path: Path) -> None:
+    found = ask(tmp_path, NONE, MIDDLE, max_accuracy_drop=1)
+    assert "it is within the limits, and no other defense was judged; 8 of 16" in found.as_dict()["sentence"]
+
+
 def test_the_guarantee_of_what_is_recommended_is_noted(tmp_path: Path) -> None:
     proved = replace(STRONG, spelling="clipping(bound=1.0) + gaussian_noise(std=1.0)")
     notes = ask(tmp_path / "proved", NONE, proved, max_accuracy_drop=100).as_dict()["notes"]
