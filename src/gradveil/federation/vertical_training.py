@@ -130,8 +130,10 @@ def build_vertical(
         data: Training and test records, where they are loaded.
 
     Raises:
-        UsageError: The data has masks, or model, cut, parts and defense do not fit together.
+        UsageError: The data has masks, steps are counted, or model, cut, parts and defense do not fit together.
     """
+    if settings.local_steps:
+        raise UsageError("parties of vertical learning step together over all records; set local_epochs instead of local_steps")
     train, test = data or load_both(settings, None, None)[:2]
     if train.dense:
         raise UsageError(f"{train.name!r} has masks, and vertical learning here is for classes; leave cut out")

@@ -124,6 +124,8 @@ def test_what_does_not_fit_is_refused() -> None:
         run(cut="cut9")
     with pytest.raises(UsageError, match="only embeddings leave a party"):
         run("pruning(rate=0.5)")
+    with pytest.raises(UsageError, match="set local_epochs"):
+        run(settings={"local_steps": 3})
     assert isinstance(build_vertical(SETTINGS, "cut1", "whole", data=digits()).federation.defense, NoDefense)
 
 
