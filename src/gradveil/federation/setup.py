@@ -20,6 +20,7 @@ from gradveil.learning import Learner, Loss, loss_by_name
 from gradveil.metrics.task import dice, f1_score
 from gradveil.models import build_model
 from gradveil.models.batch_norm import batch_norm_layers
+from gradveil.models.shared_layers import separate_layers
 from gradveil.randomness import Seed
 from gradveil.records import Batch, ModelSpec
 from gradveil.tensors import Named
@@ -225,7 +226,7 @@ def _device(name: str) -> torch.device:
 
 def _evaluator(model: nn.Module, loss: Loss) -> Learner:
     """Return the model as torch evaluates it; it is never mapped, so BatchNorm may keep torch's own fast form."""
-    structure = copy.deepcopy(model).eval().requires_grad_(False)
+    structure = separate_layers(copy.deepcopy(model)).eval().requires_grad_(False)
     buffers = {name: value.detach().clone() for name, value in structure.named_buffers()}
     return Learner(structure, tensors.detach(dict(structure.named_parameters())), buffers, loss)
 

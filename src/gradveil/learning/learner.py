@@ -22,6 +22,7 @@ from gradveil.learning.losses import Loss
 from gradveil.learning.settings import TrainingSettings
 from gradveil.learning.statistics import batch_statistics, blend, running_statistics
 from gradveil.models.batch_norm import set_batch_norm_mode
+from gradveil.models.shared_layers import separate_layers
 from gradveil.tensors import Named
 
 __all__ = ["GradientHook", "Learner", "optimizer_memory", "optimizer_step"]
@@ -60,7 +61,7 @@ class Learner:
     def of(cls, model: nn.Module, loss: Loss, settings: TrainingSettings | None = None) -> Learner:
         """Copy a model's tensors and structure into a learner."""
         settings = settings or TrainingSettings()
-        structure = set_batch_norm_mode(copy.deepcopy(model), settings.batch_norm)
+        structure = set_batch_norm_mode(separate_layers(copy.deepcopy(model)), settings.batch_norm)
         weights = tensors.detach(dict(structure.named_parameters()))
         buffers = {name: value.detach().clone() for name, value in structure.named_buffers()}
         running = running_statistics(model) if settings.batch_norm == "train" else {}
