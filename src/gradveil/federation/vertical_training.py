@@ -137,6 +137,8 @@ def build_vertical(
     train, test = data or load_both(settings, None, None)[:2]
     if train.dense:
         raise UsageError(f"{train.name!r} has masks, and vertical learning here is for classes; leave cut out")
+    # Parties exchange no statistics of BatchNorm: they keep those the model came with, and what is told must say so.
+    settings = dataclasses.replace(settings, batch_norm="eval")
     division: Division = DIVISIONS.build(parts)
     model = build_parties(
         settings.model,
@@ -150,12 +152,11 @@ def build_vertical(
     federation = VerticalFederation.of(
         model,
         loss_by_name(settings.loss),
-        # Parties exchange no statistics of BatchNorm: they keep those the model came with.
         TrainingSettings(
             optimizer=settings.optimizer,
             learning_rate=settings.learning_rate,
             momentum=settings.momentum,
-            batch_norm="eval",
+            batch_norm=settings.batch_norm,
         ),
         defense=build_defense(settings.defense),
         seed=Seed(settings.seed).child("vertical"),
@@ -190,6 +191,7 @@ def train_vertical(
         data: Training and test records, where they are loaded.
     """
     training = build_vertical(settings, cut, parts, data=data)
+    settings = training.settings
     state, records = training.federation.start(), list[RoundRecord]()
     with contextlib.ExitStack() as stack:
         folder = None if out is None else TrainingFolder(out)

@@ -70,6 +70,10 @@ def test_a_killed_training_goes_on_to_the_same_bits(tmp_path: Path, defense: str
         run(defense, **{**changes, "parts": "top_bottom"}, out=tmp_path)
 
 
+def test_results_tell_which_statistics_batch_norm_used() -> None:
+    assert run(settings={"batch_norm": "train", "rounds": 1}).settings.batch_norm == "eval"
+
+
 def test_a_party_is_timed_with_and_without_its_defense() -> None:
     found = run("invl_enp(delta=0.1)", cut="cut1", latency=True, settings={"rounds": 1, "minibatch": 4, "evaluate_every": 9})
     assert found.latency is not None and found.latency.ratio > 1.5, "a Jacobian for every record takes longer than none"
