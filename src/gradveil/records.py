@@ -301,6 +301,7 @@ class Observation:
         adversary: The defense's own attacker model.
         labels: True targets, only where the threat model grants them.
         public: (P, ...) public inputs that the clients had too, where the attacker knows public data.
+        own: (P, ...) public inputs of the attacker's own, to learn from, where it is not known what the clients had.
     """
 
     learners: tuple[Learner, ...]
@@ -313,6 +314,12 @@ class Observation:
     adversary: AdversaryModel
     labels: Tensor | None = None
     public: Tensor | None = None
+    own: Tensor | None = None
+
+    @property
+    def pictures(self) -> Tensor | None:
+        """Public inputs to learn from: those of the attacker's own, else those that the clients had too."""
+        return self.public if self.own is None else self.own
 
     @property
     def update(self) -> Update:

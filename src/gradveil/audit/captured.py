@@ -179,8 +179,9 @@ def _observe(subject: Subject, payload: Payload) -> Observation:
         raise BadUpdate(f"the captured update does not fit model and defense: {error}") from error
     device = next(iter(subject.learner.weights.values())).device
     update = Update({n: v.to(device) for n, v in decoded.weights.items()}, decoded.examples, decoded.round)
-    # Which public inputs the client had, if any, nobody here knows.
-    return dataclasses.replace(subject.targets[0].observation, updates=(update,), payloads=(payload,), public=None)
+    made = subject.targets[0].observation
+    # Which public inputs the client had, if any, nobody here knows; the attacker has its own all the same.
+    return dataclasses.replace(made, updates=(update,), payloads=(payload,), public=None, own=made.public)
 
 
 def _null_score(subject: Subject, observation: Observation, referee: Referee) -> float:

@@ -96,7 +96,7 @@ def public_pairs(defense: Defense, public: Tensor, learner: Learner, group: int,
 
 def restorer_for(defense: Defense, observation: Observation, inputs: Tensor, targets: Tensor) -> Restorer | None:
     """Return the filter for what an attack found, or None where there are no public pictures to learn it from."""
-    public, learner = observation.public, observation.learner
+    public, learner = observation.pictures, observation.learner
     group = max(1, observation.examples // learner.settings.clients)
     if public is None or inputs.ndim != 4 or public.shape[1:] != inputs.shape[1:] or min(inputs.shape[2:]) < LEAST_SIDE:
         return None

@@ -119,7 +119,7 @@ class ShadowAdversary(OpenAdversary):
 
     def finish(self, reconstruction: Reconstruction, observation: Observation) -> Reconstruction:
         """Filter the noise off with what public pictures taught, or subtract what the client would have added to what is left."""
-        found, public, when = reconstruction.inputs, observation.public, observation.update.round
+        found, public, when = reconstruction.inputs, observation.pictures, observation.update.round
         if found.ndim != 4 or found.shape[1] not in (1, 3):
             return reconstruction
         filtered, believed = found, torch.zeros(len(found), dtype=torch.bool, device=found.device)

@@ -9,8 +9,10 @@ import numpy as np
 import pytest
 from safetensors.torch import save_file
 
+from gradveil.audit import captured
 from gradveil.audit.captured import audit_captured
-from gradveil.audit.subjects import build_learner
+from gradveil.audit.cells import Cell
+from gradveil.audit.subjects import build_learner, build_subject, load_cell_data
 from gradveil.cli import main
 from gradveil.defenses import build_defense
 from gradveil.errors import UsageError
@@ -134,3 +136,12 @@ def test_a_folder_is_refused_before_the_work_and_its_results_are_kept(capsys: Ca
     after = {path.name: path.read_bytes() for path in Path("out").iterdir() if path.is_file()}
     assert {name: after[name] for name in before} == before
     assert set(after) - set(before) == {"captured.json", "captured.npz"}
+
+
+def test_the_attacker_of_a_captured_update_keeps_pictures_to_learn_from() -> None:
+    cell = Cell(data="digits", model="mlp", records=1)
+    subject = build_subject(cell, load_cell_data(cell), rehearsals=0)
+    made = subject.targets[0].observation
+    seen = captured._observe(subject, made.payloads[0])
+    assert seen.public is None and made.public is not None
+    assert seen.pictures is made.public and made.pictures is made.public
