@@ -26,6 +26,8 @@ EXECUTIONS = ("auto", "batched", "looped", "captured", "compiled")
 RISKS = ("auto", "off", "dense", "gram", "leading")
 SEES = ("embedding", "embedding_gradient")
 LARGEST = 2**53
+NETWORK_FILE = re.compile(r"""(["'])([^"']+\.(?:safetensors|json))\1""")
+"""Weights, or the card beside them, that a setting inside a spelling names, as in refiner(network='own.safetensors')."""
 
 
 @dataclass(frozen=True)
@@ -251,7 +253,8 @@ def start_at(fields: dict[str, Any], folder: Path) -> dict[str, Any]:
         return text if named and _is_name(text, base) else join(text)
 
     def join_code(text: str) -> str:
-        return " + ".join(re.sub(r"^[^(:]+\.py(?=:)", lambda file: join(file[0]), part) for part in split_chain(text))
+        parts = [re.sub(r"^[^(:]+\.py(?=:)", lambda file: join(file[0]), part) for part in split_chain(text)]
+        return " + ".join(NETWORK_FILE.sub(lambda found: f"{found[1]}{join(found[2])}{found[1]}", part) for part in parts)
 
     moves = {
         **dict.fromkeys(("labels", "weights", "out"), join),

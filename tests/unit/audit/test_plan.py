@@ -226,6 +226,10 @@ def test_paths_start_at_the_plan(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     assert plan.labels == ("", "plans/l.csv", "", "")
     assert plan.model == ("plans/net.py:make(width=2)", "package.net:make")
     assert plan.defense == ("plans/mine.py:Noise(std=1) + none",)
+    write(folder, """[grid]\ndefense = "refiner(network='own.safetensors', epsilon=0.1) + shadow(generator='/abs/g.json')\"""")
+    moved = Plan.from_toml(Path("plans/plan.toml")).defense
+    assert moved == ("refiner(network='plans/own.safetensors', epsilon=0.1) + shadow(generator='/abs/g.json')",)
+    write(folder, text)
     monkeypatch.chdir(folder)
     assert Plan.from_toml(Path("plan.toml")).data == ("photos", "scans", "x.npz", "/abs/y.npz")
 
