@@ -188,13 +188,22 @@ def start(out: Path, workers: int, asked: Sequence[str] = COMMAND) -> subprocess
     command = [sys.executable, "-m", "gradveil", *asked, "--out", str(out), "--workers", str(workers)]
     places = [str(SOURCE), os.environ.get("PYTHONPATH", "")]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, places))}
-    return subprocess.Popen(
-        command, env=environment, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True
-    )
+    pipes: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "start_new_session": True}
+    # What a shell starts in the background ignores Ctrl-C, and so does all that it starts: a user's terminal does not.
+    before = signal.signal(signal.SIGINT, signal.SIG_DFL)
+    try:
+        return subprocess.Popen(command, env=environment, text=True, **pipes)
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 def finish(process: subprocess.Popen[str], code: int) -> str:
-    _, errors = process.communicate(timeout=120)
+    try:
+        _, errors = process.communicate(timeout=120)
+    except subprocess.TimeoutExpired:
+        os.killpg(process.pid, signal.SIGKILL)  # it must not outlive the test
+        process.communicate()
+        raise
     assert process.returncode == code, errors
     return errors
 
