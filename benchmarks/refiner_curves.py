@@ -11,8 +11,9 @@ A processor can train a LeNet with Refiner on some thousand pictures (40 ms each
         --clients-per-round 2 --minibatch 16 --rounds 128 --learning-rate 1 --server-optimizer adam \
         --server-learning-rate 0.003 --train-model "lenet(activation='relu', normalize='cifar10')" --out DIR
 
-One row, one JSON file; parts (attack, training) already in a file are not run again, so rows can be spread over machines and a
-run that ends early is continued by the same command. PMM is accuracy over the undefended accuracy of the same seed.
+One row, one JSON file; parts (the attack, each seed of the training) already in a file are not run again, so rows can be spread
+over machines and a run that ends early is continued by the same command. PMM is accuracy over the undefended accuracy of the same
+seed.
 """
 
 from __future__ import annotations
@@ -31,9 +32,11 @@ import no_simulation  # noqa: F401  (adds the ensemble that --ensemble names)
 import torch
 
 from gradveil import __version__
+from gradveil.attacks import Referee
 from gradveil.audit.cells import Cell
 from gradveil.audit.measure import run_cell
 from gradveil.defenses import build_defense
+from gradveil.defenses.refiner_restorer import MOST_CONTRAST
 from gradveil.federation.engine import FederationSettings, train
 
 NONE = "none"
@@ -145,6 +148,9 @@ def attack(spelling: str, options: argparse.Namespace) -> dict[str, Any]:
         "measured": record["defense"]["measured"],
         # Rows measured before the attacker learned a filter from public pictures have no such entry.
         "learned_filter": getattr(build_defense(spelling).adversary(), "defense", None) is not None,
+        # Nor have those from before the filter gave back contrast, and from before the referee rehearsed to identify.
+        "contrast": MOST_CONTRAST,
+        "referee": "identification" if hasattr(Referee(), "margin") else "psnr",
         "plain": _figures(record["plain"]),
         "informed": _figures(informed),
         "selected": _figures(record["selected"]),
@@ -159,58 +165,71 @@ def _figures(summary: dict[str, Any]) -> dict[str, Any]:
     return {**kept, "identified": summary["identified"]["value"]}
 
 
-def training(spelling: str, options: argparse.Namespace) -> dict[str, Any]:
-    """Train with the defense on every seed: one local step of one minibatch a round, as the paper does."""
-    started, runs = time.perf_counter(), []
-    for seed in range(options.seeds):
-        settings = FederationSettings(
-            data=options.data,
-            model=options.train_model,
-            defense=spelling,
-            clients=options.clients,
-            clients_per_round=options.clients_per_round or options.clients,
-            rounds=options.rounds,
-            local_steps=1,
-            minibatch=options.minibatch,
-            learning_rate=options.learning_rate,
-            server_optimizer=options.server_optimizer,
-            server_learning_rate=options.server_learning_rate,
-            partition=options.partition,
-            evaluate_every=max(1, options.rounds // 10),
-            seed=seed,
-            device=options.device,
-        )
-        result = train(settings)
-        told = [record.counters[LAMBDA] for record in result.rounds if LAMBDA in record.counters]
-        runs.append(
-            {
-                "seed": seed,
-                "accuracy": result.final_accuracy,
-                "best_accuracy": result.best_accuracy,
-                "lambda": statistics.mean(told) if told else None,
-                "lambda_first_last": [told[0], told[-1]] if told else None,
-            }
-        )
+def training(spelling: str, seed: int, options: argparse.Namespace) -> dict[str, Any]:
+    """Train with the defense: one local step of one minibatch a round, as the paper does."""
+    started = time.perf_counter()
+    settings = FederationSettings(
+        data=options.data,
+        model=options.train_model,
+        defense=spelling,
+        clients=options.clients,
+        clients_per_round=options.clients_per_round or options.clients,
+        rounds=options.rounds,
+        local_steps=1,
+        minibatch=options.minibatch,
+        learning_rate=options.learning_rate,
+        server_optimizer=options.server_optimizer,
+        server_learning_rate=options.server_learning_rate,
+        partition=options.partition,
+        evaluate_every=max(1, options.rounds // 10),
+        seed=seed,
+        device=options.device,
+    )
+    result = train(settings)
+    told = [record.counters[LAMBDA] for record in result.rounds if LAMBDA in record.counters]
+    own = {
+        "seed": seed,
+        "accuracy": result.final_accuracy,
+        "best_accuracy": result.best_accuracy,
+        "lambda": statistics.mean(told) if told else None,
+        "lambda_first_last": [told[0], told[-1]] if told else None,
+    }
     settings_told = {**settings.as_dict(), "data": Path(options.data).name, "seed": None}
-    return {"runs": runs, "settings": settings_told, "seconds": round(time.perf_counter() - started, 1)}
+    return {"runs": [own], "settings": settings_told, "seconds": round(time.perf_counter() - started, 1)}
+
+
+def joined(earlier: dict[str, Any] | None, later: dict[str, Any]) -> dict[str, Any]:
+    """Return the trainings of several seeds as one, or refuse if their settings differ."""
+    if earlier is None:
+        return later
+    if earlier["settings"] != later["settings"]:
+        raise SystemExit("the file holds trainings with other settings; choose another folder")
+    runs = {each["seed"]: each for each in (*earlier["runs"], *later["runs"])}
+    return {**later, "runs": [runs[seed] for seed in sorted(runs)], "seconds": round(earlier["seconds"] + later["seconds"], 1)}
 
 
 def run(options: argparse.Namespace) -> int:
-    """Run what is missing, row by row."""
+    """Run what is missing, row by row and seed by seed; what is done is on disk before the next begins."""
     torch.set_num_threads(options.threads)
     options.out.mkdir(parents=True, exist_ok=True)
-    parts = {"attack": attack, "training": training}
     for spelling in chosen(options):
         path = options.out / f"{_file_name(spelling)}.json"
         record: dict[str, Any] = {"format": FORMAT, "defense": spelling}
         if path.exists():
             record = json.loads(path.read_text(encoding="utf-8"))
-        for name in options.parts:
-            if name not in record:
-                record[name] = parts[name](spelling, options)
-                record |= {"version": __version__, "torch": torch.__version__, "data": Path(options.data).name}
-                path.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
-                sys.stderr.write(f"{spelling}: {name} in {record[name]['seconds']} s\n")
+
+        def keep(part: str, found: dict[str, Any], record: dict[str, Any] = record, path: Path = path) -> None:
+            record[part] = found
+            record |= {"version": __version__, "torch": torch.__version__, "data": Path(options.data).name}
+            path.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
+            sys.stderr.write(f"{record['defense']}: {part}, {found['seconds']} s in all\n")
+
+        if "attack" in options.parts and "attack" not in record:
+            keep("attack", attack(spelling, options))
+        if "training" in options.parts:
+            for seed in range(options.first_seed, options.first_seed + options.seeds):
+                if seed not in _accuracies(record):
+                    keep("training", joined(record.get("training"), training(spelling, seed, options)))
     return 0
 
 
@@ -301,7 +320,8 @@ def main() -> int:
     parser.add_argument("--server-optimizer", default="sgd", choices=("sgd", "adam"))
     parser.add_argument("--server-learning-rate", type=float, default=1.0)
     parser.add_argument("--partition", default="iid")
-    parser.add_argument("--seeds", type=int, default=1)
+    parser.add_argument("--seeds", type=int, default=1, help="trainings of a row")
+    parser.add_argument("--first-seed", type=int, default=0, help="of the trainings")
     parser.add_argument("--seed", type=int, default=0, help="of the attack")
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--device", default="cpu")

@@ -129,24 +129,26 @@ def run(options: argparse.Namespace) -> None:
             others=not options.one_informed,
         )
         seconds += time.perf_counter() - begun
-    final = build_federation(asked, data, test).scores(result.weights, result.buffers)
-    record = {
-        "format": "gradveil-shadow-xray-1",
-        "row": options.row,
-        "version": __version__,
-        "torch": torch.__version__,
-        "device": torch.cuda.get_device_name() if options.device == "cuda" else "cpu",
-        "threads": torch.get_num_threads(),
-        "settings": {**asked.as_dict(), "data": Path(asked.data).name},
-        "options": {name: getattr(options, name) for name in ("records", "size", "steps", "each", "latent_steps")},
-        "clients": [len(part) for part in federation.parts],
-        "f1": final.f1,
-        "accuracy": final.accuracy,
-        "client_seconds": [record.client_seconds for record in result.rounds],
-        "attack_seconds": round(seconds, 1),
-        "scores": scores,
-    }
-    target.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
+        reached = federation.scores(result.weights, result.buffers)
+        record = {
+            "format": "gradveil-shadow-xray-1",
+            "row": options.row,
+            "version": __version__,
+            "torch": torch.__version__,
+            "device": torch.cuda.get_device_name() if options.device == "cuda" else "cpu",
+            "threads": torch.get_num_threads(),
+            "settings": {**asked.as_dict(), "data": Path(asked.data).name},
+            "options": {name: getattr(options, name) for name in ("records", "size", "steps", "each", "latent_steps")},
+            "clients": [len(part) for part in federation.parts],
+            "f1": reached.f1,
+            "accuracy": reached.accuracy,
+            "client_seconds": [record.client_seconds for record in result.rounds],
+            "attack_seconds": round(seconds, 1),
+            "scores": scores,
+        }
+        # A run that is cut off leaves the rounds it attacked; only a finished row has the name that `table` reads.
+        unfinished = folder / "scores.json"
+        (target if stop == stops[-1] else unfinished).write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
 
 
 def pictures(options: argparse.Namespace) -> None:

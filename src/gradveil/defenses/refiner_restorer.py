@@ -4,6 +4,8 @@ The descent adds to the blended noise what the evaluation network and the model 
 no denoiser for white noise fits it, but much the same on every picture. So the attacker runs the defense's own code on public
 pictures and predicts each raw pixel linearly from the 9 x 9 robust patch around it, by ridge regression: a Wiener filter whose
 statistics are measured instead of assumed. No descent, no seed to choose, a few seconds of work, nearly all of it the defense's.
+The least error is had by shrinking towards the mean, and a pale picture is nearer to other pale pictures than to its original; so
+what is predicted gets its contrast back.
 
 Letters: B images, C channels, H × W pixels, K = 81 pixels of a patch.
 """
@@ -21,17 +23,21 @@ from gradveil.learning.learner import Learner
 from gradveil.randomness import Seed
 from gradveil.records import Batch, Observation
 
-__all__ = ["LEAST_SIDE", "PER_NUMBER", "Restorer", "fit_restorer", "public_pairs", "restorer_for"]
+__all__ = ["LEAST_SIDE", "PER_NUMBER", "Restorer", "fit_restorer", "public_pairs", "restorer_for", "with_contrast"]
 
 SIDE = 9
 LEAST_SIDE = SIDE // 2 + 1
 """Smallest image whose border can be mirrored for such a patch."""
 RIDGE = 1e-3
 """Relative to the mean square of the features; a tenth and ten times of it change less than 0.1 dB."""
+MOST_CONTRAST = 2.0
+"""Largest factor on contrast. A filter that needs more correlates with the truth by less than one half, and would then be further
+from it than the mean is."""
 PER_NUMBER = 32
 """Public pixels for each coefficient from which a filter is worth learning: 8 colour pictures of 32 x 32, or 31 of 16 x 16."""
 MOST = 32
 """Of more, so many are enough: each gives a patch per pixel, and costs a run of the defense."""
+TINY = 1e-12
 KEPT = 4
 _RECENT: list[tuple[Tensor, Defense, Learner, int, Restorer]] = []
 """Filters made lately; one serves all observations of a round. What each was made from is kept and known by identity."""
@@ -42,7 +48,7 @@ class Restorer:
     """Predicts each raw pixel from the robust ones around it.
 
     Attributes:
-        coefficients: (C K + 1, C) what ridge regression found, in float64.
+        coefficients: (C K + 1, C) what ridge regression found, with its contrast restored, in float64.
     """
 
     coefficients: Tensor
@@ -57,7 +63,7 @@ class Restorer:
 
 
 def fit_restorer(clean: Tensor, robust: Tensor) -> Restorer:
-    """Return the filter that best predicts ``clean`` from ``robust``, both (B, C, H, W)."""
+    """Return the filter that predicts ``clean`` from ``robust``, both (B, C, H, W), best but for the contrast of ``clean``."""
     channels = clean.shape[1]
     numbers = _numbers(channels)
     gram = torch.zeros((numbers, numbers), dtype=torch.float64, device=clean.device)
@@ -67,8 +73,28 @@ def fit_restorer(clean: Tensor, robust: Tensor) -> Restorer:
         patches = _patches(seen).double()
         gram += patches.T @ patches
         product += patches.T @ x.reshape(channels, -1).T.double()
-    gram += RIDGE * gram.diagonal().mean() * torch.eye(numbers, dtype=gram.dtype, device=gram.device)
-    return Restorer(torch.linalg.solve(gram, product))
+    ridge = RIDGE * gram.diagonal().mean() * torch.eye(numbers, dtype=gram.dtype, device=gram.device)
+    found = torch.linalg.solve(gram + ridge, product)
+    spread = clean.double().var((0, 2, 3), correction=0)
+    return Restorer(with_contrast(found, gram, spread))
+
+
+def with_contrast(coefficients: Tensor, gram: Tensor, spread: Tensor) -> Tensor:
+    """Return a filter whose predictions have the variance of the truth, and the mean they had.
+
+    Args:
+        coefficients: (C K + 1, C); the last feature is the constant one.
+        gram: (C K + 1, C K + 1) products of the features, summed over all pixels.
+        spread: (C,) variance of the truth.
+    """
+    count = gram[-1, -1]
+    mean = gram[-1] @ coefficients / count  # (C,)
+    own = ((coefficients * (gram @ coefficients)).sum(0) / count - mean.square()).clamp_min(0)
+    # Where nothing is predicted but the mean there is no contrast to restore; where all is, none is taken.
+    gain = torch.where(own > TINY, spread / own.clamp_min(TINY), 1.0).sqrt().clamp(1, MOST_CONTRAST)
+    brought = coefficients * gain
+    brought[-1] += mean * (1 - gain)
+    return brought
 
 
 def public_pairs(defense: Defense, public: Tensor, learner: Learner, group: int, classes: int, targets: Tensor) -> Tensor:

@@ -11,7 +11,7 @@ from torch import Tensor
 from gradveil.data import public_images
 from gradveil.defenses import Refiner, build_defense, refiner_restorer
 from gradveil.defenses.refiner_adversary import NOISE, deblend
-from gradveil.defenses.refiner_restorer import LEAST_SIDE, fit_restorer, public_pairs, restorer_for
+from gradveil.defenses.refiner_restorer import LEAST_SIDE, fit_restorer, public_pairs, restorer_for, with_contrast
 from gradveil.federation.client import run_client
 from gradveil.randomness import Seed
 from gradveil.records import Batch, Reconstruction
@@ -38,7 +38,8 @@ def one_picture(shape: tuple[int, ...] = SHAPE) -> Batch:
     return Batch(pictures(1, "client", shape), torch.tensor([1]))
 
 
-def test_the_filter_is_the_ridge_solution_and_undoes_a_known_blend() -> None:
+def test_the_filter_is_the_ridge_solution_and_undoes_a_known_blend(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(refiner_restorer, "MOST_CONTRAST", 1.0)
     clean = pictures(12, "known")
     # An affine change of each pixel has an exact inverse among the filters; what is left is the ridge's shrinkage.
     found = fit_restorer(clean, 0.8 * clean + 0.1).clean(0.8 * pictures(4, "other") + 0.1)
@@ -49,6 +50,46 @@ def test_the_filter_is_the_ridge_solution_and_undoes_a_known_blend() -> None:
     wanted = clean.permute(0, 2, 3, 1).reshape(-1, 3).double()
     ridge = refiner_restorer.RIDGE * (rows.T @ rows).diagonal().mean()
     assert torch.allclose(rows.T @ (rows @ fitted - wanted) + ridge * fitted, torch.zeros_like(fitted), atol=1e-6)
+
+
+def blended(clean: Tensor, share: float, seed: int) -> Tensor:
+    return (1 - share) * clean + share * torch.rand(clean.shape, generator=torch.Generator().manual_seed(seed))
+
+
+def test_predictions_get_the_contrast_of_the_truth_and_keep_their_mean(monkeypatch: pytest.MonkeyPatch) -> None:
+    clean = pictures(12, "known")
+    seen = blended(clean, 0.8, 0)
+    rows = torch.cat([refiner_restorer._patches(image) for image in seen.split(1)]).double()
+    brought = rows @ fit_restorer(clean, seen).coefficients
+    monkeypatch.setattr(refiner_restorer, "MOST_CONTRAST", 1.0)
+    pale = rows @ fit_restorer(clean, seen).coefficients
+    wanted = clean.double().var((0, 2, 3), correction=0)
+    assert (pale.var(0, correction=0) < 0.9 * wanted).all()
+    assert torch.allclose(brought.var(0, correction=0), wanted, rtol=1e-6)
+    assert torch.allclose(brought.mean(0), pale.mean(0), atol=1e-9)
+
+
+def test_contrast_is_not_restored_to_what_little_is_known_of() -> None:
+    features = torch.cat([torch.randn((500, 1), generator=torch.Generator().manual_seed(0)), torch.ones((500, 1))], 1).double()
+    gram, pale = features.T @ features, torch.tensor([[0.01], [0.4]], dtype=torch.float64)
+    brought = with_contrast(pale, gram, torch.ones(1, dtype=torch.float64))
+    assert torch.allclose(brought[0], 2 * pale[0])
+    assert torch.allclose((features @ brought).mean(), (features @ pale).mean())
+    strong = with_contrast(pale, gram, torch.full((1,), 1e-6, dtype=torch.float64))
+    assert torch.allclose(strong, pale)
+    flat = torch.full((4, 3, 16, 16), 0.3)
+    assert torch.allclose(fit_restorer(flat, flat).clean(flat), flat, atol=1e-2)
+
+
+def test_with_its_contrast_more_pictures_are_told_from_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    clean, others = pictures(24, "known"), pictures(200, "others")
+    seen = blended(others, 0.7, 1)
+    told = {}
+    for most in (1.0, 2.0):
+        monkeypatch.setattr(refiner_restorer, "MOST_CONTRAST", most)
+        found = fit_restorer(clean, blended(clean, 0.7, 0)).clean(seen)
+        told[most] = int((torch.cdist(found.flatten(1), others.flatten(1)).argmin(1) == torch.arange(200)).sum())
+    assert told[2.0] > 1.2 * told[1.0] > 50
 
 
 @pytest.mark.parametrize("defense", [Refiner(), Refiner(balance=1000.0), Refiner(blend=0.8)], ids=["paper", "privacy", "noise"])
