@@ -14,7 +14,7 @@ from torch import Tensor
 from gradveil.adversary import prefixed, with_prefix
 from gradveil.attacks.adaptive import OFFSET, REFRESH_EVERY, STANCES, StraightThrough, adversary_for
 from gradveil.attacks.base import Desk
-from gradveil.attacks.execution import Execution, choose_execution
+from gradveil.attacks.execution import Execution, choose_execution, matrix_products
 from gradveil.attacks.labels import recover_labels
 from gradveil.attacks.loop import Outcome, Problem, Refresh, optimise
 from gradveil.attacks.matrix_convolution import with_matrix_convolutions
@@ -145,6 +145,12 @@ class _Matching:
 
 def run_recipe(recipe: Recipe, observations: Sequence[Observation], desk: Desk) -> list[Reconstruction]:
     """Run one recipe on all observations; they must share learners, threat model and shapes (one cell is one batch)."""
+    large = observations[0].learner.parameters >= MATRIX_PAYS
+    with matrix_products(next(iter(observations[0].learner.weights.values())).device, coarse=large):
+        return _run_recipe(recipe, observations, desk)
+
+
+def _run_recipe(recipe: Recipe, observations: Sequence[Observation], desk: Desk) -> list[Reconstruction]:
     first = observations[0]
     adversary = adversary_for(recipe.stance, first)
     smooth = recipe.smooth_relu and bool(recipe.matching) and has_relu(first.learner)

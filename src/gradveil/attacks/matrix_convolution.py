@@ -9,13 +9,78 @@ elsewhere; measured in docs/measurements.md.
 from __future__ import annotations
 
 import copy
+from dataclasses import dataclass
+from typing import Any
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from gradveil.learning.learner import Learner
 
 __all__ = ["with_matrix_convolutions"]
+
+
+@dataclass(frozen=True)
+class _Window:
+    """How a convolution walks over a picture."""
+
+    kernel: tuple[int, ...]
+    dilation: tuple[int, ...]
+    padding: tuple[int, ...]
+    stride: tuple[int, ...]
+    picture: tuple[int, int]
+
+    def columns(self, input: Tensor) -> Tensor:  # noqa: A002 - torch's name
+        """Return what `F.unfold` returns, by one strided copy: torch's kernel is launched once per picture."""
+        (down, right), (tall, wide) = self.padding, self.kernel
+        padded = F.pad(input, (right, right, down, down)) if down or right else input
+        for axis in (2, 3):
+            span = self.dilation[axis - 2] * (self.kernel[axis - 2] - 1) + 1
+            padded = padded.unfold(axis, span, self.stride[axis - 2])  # one window axis at the end for each
+        windows = padded[..., :: self.dilation[0], :: self.dilation[1]]  # (B, C, H', W', k, k)
+        count = windows.shape[2] * windows.shape[3]
+        return windows.permute(0, 1, 4, 5, 2, 3).reshape(input.shape[0], input.shape[1] * tall * wide, count)
+
+    def picture_of(self, columns: Tensor) -> Tensor:
+        """Return the transpose of `columns`: every entry is added where it came from."""
+        return F.fold(columns, self.picture, self.kernel, self.dilation, self.padding, self.stride)
+
+
+class _Unfold(torch.autograd.Function):
+    """Unfolding, whose derivative is folding."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(picture: Tensor, window: _Window) -> Tensor:
+        return window.columns(picture)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+        ctx.window = inputs[1]
+
+    @staticmethod
+    def backward(ctx: Any, slope: Tensor) -> tuple[Any, None]:
+        return _Fold.apply(slope, ctx.window), None  # type: ignore[no-untyped-call]
+
+
+class _Fold(torch.autograd.Function):
+    """Folding, whose derivative is unfolding."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(columns: Tensor, window: _Window) -> Tensor:
+        return window.picture_of(columns)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+        ctx.window = inputs[1]
+
+    @staticmethod
+    def backward(ctx: Any, slope: Tensor) -> tuple[Any, None]:
+        return _Unfold.apply(slope, ctx.window), None  # type: ignore[no-untyped-call]
 
 
 class _MatrixConv2d(nn.Conv2d):
@@ -31,7 +96,9 @@ class _MatrixConv2d(nn.Conv2d):
         if kernel == (1, 1) and pads == (0, 0):
             columns = input[:, :, :: strides[0], :: strides[1]].reshape(batch, inputs, high * wide)
         else:
-            columns = F.unfold(input, kernel, self.dilation, pads, strides)  # (B, C, H, W) -> (B, C·k·k, H'·W')
+            window = _Window(kernel, self.dilation, pads, strides, (height, width))
+            # (B, C, H, W) -> (B, C·k·k, H'·W')
+            columns = _Unfold.apply(input, window)  # type: ignore[no-untyped-call]
         rows = self.weight.reshape(outputs, -1)
         result = rows @ columns
         if self.bias is not None:

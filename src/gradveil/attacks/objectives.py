@@ -10,6 +10,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+from gradveil.attacks.lean_distances import squared_distance, unit_distance
 from gradveil.records import Comparison
 from gradveil.registry import Card, Registry
 
@@ -30,6 +31,19 @@ def _pairs(comparison: Comparison) -> list[tuple[Tensor, Tensor]]:
     return [(value, comparison.observed[name]) for name, value in comparison.simulated.items()]
 
 
+def _unit_distance(pairs: list[tuple[Tensor, Tensor]]) -> Tensor:
+    """Return |s/|s| - o/|o||^2 / 2 over all pairs together."""
+    if pairs[0][0].is_cuda:
+        return unit_distance([s for s, _ in pairs], [o for _, o in pairs], TINY)
+    left = (_sum([s.square().sum() for s, _ in pairs]) + TINY).rsqrt()
+    right = (_sum([o.square().sum() for _, o in pairs]) + TINY).rsqrt()
+    return 0.5 * _sum([(s * left - o * right).square().sum() for s, o in pairs])
+
+
+def _squared_distance(left: Tensor, right: Tensor) -> Tensor:
+    return squared_distance(left, right) if left.is_cuda else (left - right).square().sum()
+
+
 @OBJECTIVES.register(Card(name="cosine", summary="One minus the cosine of the angle between the whole updates; blind to scale."))
 def cosine(comparison: Comparison) -> Tensor:
     """Return 1 - <s, o> / (|s| |o|) over all tensors together.
@@ -37,10 +51,7 @@ def cosine(comparison: Comparison) -> Tensor:
     Computed as |s/|s| - o/|o||^2 / 2, which is the same number: the difference from one loses all digits in float32 once the
     angle is small, long before the image is good, and then neither the best iterate nor the best restart can be told.
     """
-    pairs = _pairs(comparison)
-    left = (_sum([s.square().sum() for s, _ in pairs]) + TINY).rsqrt()
-    right = (_sum([o.square().sum() for _, o in pairs]) + TINY).rsqrt()
-    return 0.5 * _sum([(s * left - o * right).square().sum() for s, o in pairs])
+    return _unit_distance(_pairs(comparison))
 
 
 @OBJECTIVES.register(
@@ -52,8 +63,7 @@ def layer_cosine(comparison: Comparison) -> Tensor:
     for s, o in _pairs(comparison):
         size = o.square().sum()
         seen = (size > 0).to(size)
-        unit = s * (s.square().sum() + TINY).rsqrt() - o * (size + TINY).rsqrt()
-        terms.append(seen * 0.5 * unit.square().sum())
+        terms.append(seen * _unit_distance([(s, o)]))
         counts.append(seen)
     return _sum(terms) / _sum(counts).clamp_min(1)
 
@@ -61,7 +71,7 @@ def layer_cosine(comparison: Comparison) -> Tensor:
 @OBJECTIVES.register(Card(name="l2", summary="Sum of squared differences; sees scale."))
 def l2(comparison: Comparison) -> Tensor:
     """Return |s - o|^2 over all tensors."""
-    return _sum([(s - o).square().sum() for s, o in _pairs(comparison)])
+    return _sum([_squared_distance(s, o) for s, o in _pairs(comparison)])
 
 
 @OBJECTIVES.register(
@@ -76,6 +86,6 @@ def relative_l2(comparison: Comparison) -> Tensor:
     for s, o in _pairs(comparison):
         size = o.square().sum()
         seen = (size > 0).to(size)
-        terms.append(seen * (s - o).square().sum() / (size + TINY))
+        terms.append(seen * _squared_distance(s, o) / (size + TINY))
         counts.append(seen)
     return _sum(terms) / _sum(counts).clamp_min(1)
