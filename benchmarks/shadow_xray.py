@@ -111,7 +111,7 @@ def run(options: argparse.Namespace) -> None:
         return
     data, test, public = load(options)
     asked = settings(options.row, options)
-    folder = options.out / "runs" / target.stem
+    folder = (options.runs or options.out / "runs") / target.stem
     stops = sorted({min(options.rounds, max(1, round(share * options.rounds))) for share in options.stops})
     scores, seconds = [], 0.0
     for stop in stops:
@@ -146,9 +146,10 @@ def run(options: argparse.Namespace) -> None:
             "attack_seconds": round(seconds, 1),
             "scores": scores,
         }
-        # A run that is cut off leaves the rounds it attacked; only a finished row has the name that `table` reads.
-        unfinished = folder / "scores.json"
-        (target if stop == stops[-1] else unfinished).write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
+        # A run that is cut off leaves the rounds it attacked; only a finished row has a name that `table` reads.
+        done = target if stop == stops[-1] else target.with_suffix(".unfinished")
+        done.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
+    target.with_suffix(".unfinished").unlink(missing_ok=True)
 
 
 def pictures(options: argparse.Namespace) -> None:
@@ -254,6 +255,7 @@ def main() -> None:
     parser.add_argument("--one-informed", action="store_true", help="leave out attackers with photographs or no pictures")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--device", default="cpu")
+    parser.add_argument("--runs", type=Path, help="where trainings keep their checkpoints; by default OUT/runs")
     parser.add_argument("--out", type=Path, required=True)
     options = parser.parse_args()
     options.out.mkdir(parents=True, exist_ok=True)
