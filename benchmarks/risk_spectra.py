@@ -13,6 +13,12 @@ precision and with tangents in single precision, each compared with ``leading``;
     python benchmarks/risk_spectra.py --large gram --device cuda --images 4
     python benchmarks/risk_spectra.py --large leading --device cuda --data imagenet/ --read label_column=NAME --leading 32
     python benchmarks/risk_spectra.py --large leading --images 1 --leading 16
+
+Many records, one by one and together, interleaved; the fastest of each way counts. ``--cut`` takes embeddings, not gradients.
+
+    python benchmarks/risk_spectra.py --many 16 --mode leading --clock cpu --threads 1
+    python benchmarks/risk_spectra.py --many 8 --model resnet18 --mode gram --device cuda --out many.json
+    python benchmarks/risk_spectra.py --many 8 --model resnet18 --mode leading --leading 16 --device cuda
 """
 
 from __future__ import annotations
@@ -34,13 +40,13 @@ from torch import Tensor
 from torch.func import jacrev
 
 from gradveil.data import load_data, read_options
-from gradveil.learning import Learner, loss_by_name
-from gradveil.models import build_model
+from gradveil.learning import EmbeddingLearner, Learner, loss_by_name
+from gradveil.models import build_model, split_model
 from gradveil.randomness import Seed
 from gradveil.risk.calibration import built_in_calibration
 from gradveil.risk.invre import risk_score
-from gradveil.risk.jacobians import Jacobian, gradient_jacobian, load_forward_mode
-from gradveil.risk.spectra import Spectrum, spectrum
+from gradveil.risk.jacobians import Jacobian, gradient_jacobian, gradient_jacobians, load_forward_mode
+from gradveil.risk.spectra import Spectrum, records_at_once, spectra_of, spectrum
 
 WAYS = ("dense", "gram", "leading")
 ROWS = 256
@@ -152,6 +158,86 @@ def _timed(jacobian: Jacobian, mode: str, asked: argparse.Namespace, alpha: floa
     }
 
 
+def many(asked: argparse.Namespace) -> dict[str, Any]:
+    """Measure records one by one and together, interleaved, on one device."""
+    device, mode = torch.device(asked.device), asked.mode
+    data = load_data(asked.data, **read_options(asked.read))
+    built = build_model(asked.model, input_shape=data.input_shape, classes=10, seed=Seed(0))
+    loss = loss_by_name("cross_entropy")
+    learner = (EmbeddingLearner.of_bottom(split_model(built, asked.cut)[0], loss) if asked.cut else Learner.of(built, loss)).to(
+        device
+    )
+    load_forward_mode()
+    dtype = torch.float32 if mode == "leading" else getattr(torch, asked.precision.split(",")[0])
+    rows = slice(asked.row, asked.row + asked.many)
+    seeds = [Seed(0).child("risk", index) for index in range(asked.many)]
+    runs: dict[str, list[dict[str, float]]] = {"one by one": [], "together": []}
+    found: dict[str, list[Spectrum]] = {}
+    at_once = 0
+    for _ in range(asked.rounds):
+        for way in runs:
+            jacobians = gradient_jacobians(learner, data.inputs[rows], data.targets[rows] % 10, dtype=dtype)
+            at_once = at_once or records_at_once(jacobians[0], mode, together=True, most_bytes=asked.most_bytes)
+            if device.type == "cuda":
+                torch.cuda.synchronize()
+                torch.cuda.empty_cache()
+                torch.cuda.reset_peak_memory_stats()
+            wall, cpu = time.perf_counter(), time.process_time()
+            found[way] = spectra_of(
+                jacobians,
+                mode=mode,
+                leading=asked.leading,
+                seeds=seeds,
+                together=way == "together",
+                most_bytes=asked.most_bytes,
+            )
+            wall, cpu = time.perf_counter() - wall, time.process_time() - cpu
+            told = {"wall": wall, "cpu": cpu}
+            if device.type == "cuda":
+                told["peak_gb"] = round(torch.cuda.max_memory_allocated() / 1e9, 2)
+            runs[way].append(told)
+            print(json.dumps({"way": way, **told}), flush=True)
+    best = {way: min(each[asked.clock] for each in own) / asked.many for way, own in runs.items()}
+    return {
+        "model": asked.model,
+        "cut": asked.cut,
+        "mode": mode,
+        "dtype": str(dtype).removeprefix("torch."),
+        "input_shape": list(data.input_shape),
+        "shared_values": found["together"][0].outputs,
+        "records": asked.many,
+        "at_once": min(at_once, asked.many),
+        "clock": asked.clock,
+        "seconds_a_record": best,
+        "speedup": best["one by one"] / best["together"],
+        "peak_gb": {way: max(each.get("peak_gb", 0.0) for each in own) for way, own in runs.items()}
+        if device.type == "cuda"
+        else {"process": round(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 / 1e9, 2)},
+        "self_check": max(each.disagreement for own in found.values() for each in own),
+        **_differences(found["one by one"], found["together"]),
+        "device": torch.cuda.get_device_name() if device.type == "cuda" else platform.machine(),
+        "threads": torch.get_num_threads(),
+        "torch": torch.__version__,
+        "runs": runs,
+    }
+
+
+def _differences(alone: list[Spectrum], together: list[Spectrum]) -> dict[str, float]:
+    """Return how far apart the two ways are at most, over all records."""
+    alpha = built_in_calibration().alpha
+    pairs = list(zip(alone, together, strict=True))
+    scores = [(risk_score(one, alpha=alpha).invre, risk_score(other, alpha=alpha).invre) for one, other in pairs]
+    return {
+        "mean_invre": sum(score for _, score in scores) / len(scores),
+        "invre_difference": max(abs(one - other) for one, other in scores),
+        "value_difference": max(
+            float((one.values[:count] - other.values[:count]).abs().max() / one.values[0].clamp(min=1e-300))
+            for one, other in pairs
+            for count in [min(len(one.values), len(other.values))]
+        ),
+    }
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", default="lenet")
@@ -160,6 +246,10 @@ def main() -> None:
     parser.add_argument("--clock", choices=("wall", "cpu"), default="wall")
     parser.add_argument("--only", choices=WAYS, help=argparse.SUPPRESS)
     parser.add_argument("--large", choices=("gram", "leading"), help="one mode on a large model, picture by picture")
+    parser.add_argument("--many", type=int, default=0, metavar="N", help="N records one by one and together")
+    parser.add_argument("--mode", choices=WAYS, default="gram", help="with --many")
+    parser.add_argument("--cut", default="", help="with --many: the embedding at this cut, as in cut1")
+    parser.add_argument("--most-bytes", type=int, default=0, help="with --many: memory for one program; 0 decides itself")
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--data", default="photos")
     parser.add_argument("--read", default="", help="how it is read, as in gradveil audit --read")
@@ -170,13 +260,16 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=0)
     parser.add_argument("--out", type=Path)
     asked = parser.parse_args()
-    if asked.large:
-        asked.model = "resnet18" if asked.model == "lenet" else asked.model
-        if asked.threads:
-            torch.set_num_threads(asked.threads)
-        found = large(asked)
+    if asked.threads:
+        torch.set_num_threads(asked.threads)
+    if asked.large or asked.many:
+        if asked.large:
+            asked.model = "resnet18" if asked.model == "lenet" else asked.model
+        result = large(asked) if asked.large else many(asked)
+        if asked.many:
+            print(json.dumps(result, indent=2))
         if asked.out:
-            asked.out.write_text(json.dumps(found, indent=2) + "\n", encoding="utf-8")
+            asked.out.write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")
         return
     if asked.only:
         print(json.dumps(one(asked.only, asked.model, asked.row)))

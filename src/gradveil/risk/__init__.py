@@ -9,10 +9,10 @@ from gradveil.risk.fisher import diagonal_leakage, fisher_leakage
 from gradveil.risk.guarantees import Guarantee, privacy_of
 from gradveil.risk.invloss import MEANING, InvLoss, inversion_loss, pruning_lower_bound
 from gradveil.risk.invre import RiskScore, band_of, rank_weights, risk_score
-from gradveil.risk.jacobians import Jacobian, gradient_jacobian, jacobian_of
+from gradveil.risk.jacobians import Jacobian, gradient_jacobian, gradient_jacobians, jacobian_of
 from gradveil.risk.mean_error import MeanErrorBound, mean_error_bound, mean_error_from_spectra, smoothed_score
 from gradveil.risk.releases import privacy_of_training, privacy_of_updates
-from gradveil.risk.spectra import Spectrum, choose_mode, left_vectors, spectrum
+from gradveil.risk.spectra import Spectrum, choose_mode, left_vectors, spectra_of, spectrum
 
 __all__ = [
     "MEANING",
@@ -42,6 +42,7 @@ __all__ = [
     "gaussian_bound",
     "gaussian_epsilon",
     "gradient_jacobian",
+    "gradient_jacobians",
     "inversion_loss",
     "jacobian_of",
     "left_vectors",
@@ -59,5 +60,6 @@ __all__ = [
     "risk_score",
     "sampled_bound",
     "smoothed_score",
+    "spectra_of",
     "spectrum",
 ]

@@ -26,10 +26,15 @@ from gradveil.tensors import Named
 
 __all__ = [
     "Jacobian",
+    "Law",
+    "Own",
     "Share",
+    "as_vector",
     "check_records_are_separate",
     "checked",
     "gradient_jacobian",
+    "gradient_jacobians",
+    "gradient_law",
     "guarded",
     "jacobian_of",
     "load_forward_mode",
@@ -38,6 +43,8 @@ __all__ = [
 T = TypeVar("T")
 Share = Callable[[Tensor], "Tensor | Named"]
 """From one input, in its own shape, to what is shared about it."""
+Own = tuple[Named, ...]
+"""What else of one record goes into what is shared about it: its label, what was observed of it, the defense's unknowns."""
 
 WORKING_BYTES = {"cpu": 256 * 2**20, "cuda": 4 * 2**30}
 """How much a batch of products may take while it runs, by kind of device; a rough bound that decides how many run at once."""
@@ -53,6 +60,9 @@ class Jacobian:
         learner: Set where what is shared is the plain gradient of this learner: then J has layers (`gradveil.risk.layered`).
         target: The label behind that gradient, of shape (1, ...).
         working_bytes: Rough bound for a batch of products; 0 takes what suits the device.
+        law: Set where other records are shared by the same function: then products of several go together
+            (`gradveil.risk.joint`).
+        own: What this record puts into it.
     """
 
     share: Share
@@ -60,21 +70,27 @@ class Jacobian:
     learner: Learner | None = None
     target: Tensor | None = None
     working_bytes: int = 0
+    law: Law | None = None
+    own: Own = ()
 
     @property
     def inputs(self) -> int:
         """Number m of input values, the columns of J."""
         return self.at.numel()
 
-    @property
+    @cached_property
     def outputs(self) -> int:
         """Number p of shared values, the rows of J."""
-        return int(self._pullback[0].numel())
+        return int(self.shared.numel())
 
-    @cached_property
+    @property
     def shared(self) -> Tensor:
         """What is shared about the record, as one vector."""
         return self._pullback[0]
+
+    def forget(self) -> None:
+        """Free what was kept for reverse mode; it is made again when asked for."""
+        self.__dict__.pop("_pullback", None)
 
     @cached_property
     def _pullback(self) -> tuple[Tensor, Callable[[Tensor], tuple[Tensor]]]:
@@ -87,8 +103,7 @@ class Jacobian:
         return value.detach(), pull
 
     def _flat(self, point: Tensor) -> Tensor:
-        shared = self.share(point.reshape(self.at.shape))
-        return shared.reshape(-1) if isinstance(shared, Tensor) else tensors.flatten(shared)
+        return as_vector(self.share(point.reshape(self.at.shape)))
 
     @property
     def room(self) -> int:
@@ -135,6 +150,65 @@ class Jacobian:
         return self.pull(wanted)
 
 
+@dataclass(frozen=True, eq=False)
+class Law:
+    """What is shared about any record of one client, as one function.
+
+    Attributes:
+        share: From one input, in its own shape, and what else is the record's own.
+        learner: As in `Jacobian`.
+    """
+
+    share: Callable[[Tensor, Own], Tensor | Named]
+    learner: Learner | None = None
+
+    def jacobian(self, point: Tensor, own: Own, target: Tensor | None = None) -> Jacobian:
+        """Return the Jacobian at one record."""
+        return Jacobian(lambda x: self.share(x, own), point, self.learner, target, law=self, own=own)
+
+
+def gradient_law(learner: Learner, hook: GradientHook | None = None) -> Law:
+    """Return what a client sends about one record, whose label is the record's own; the precision is the learner's.
+
+    Raises:
+        ReplaceLayer: BatchNorm on the statistics of the batch couples the record with others.
+    """
+    check_records_are_separate(learner)
+    # Only the gradient of weights has the layers that `gradveil.risk.layered` sums over; an embedding is taken by rows.
+    plain = not isinstance(learner, EmbeddingLearner) and hook is None and learner.settings.shares == "gradient"
+    plain = plain and not learner.noise
+    return Law(lambda x, own: learner.update(x.unsqueeze(0), own[0]["target"], hook), learner if plain else None)
+
+
+def gradient_jacobians(
+    learner: Learner,
+    records: Tensor,
+    targets: Tensor,
+    *,
+    hook: GradientHook | None = None,
+    dtype: torch.dtype = torch.float64,
+) -> list[Jacobian]:
+    """Return the Jacobian of what a client sends about each record: its gradient, the update of its local steps, its embedding.
+
+    Args:
+        learner: The client's training; ``learner.settings`` decide whether a gradient or an update is shared. Of an
+            `EmbeddingLearner`, the embedding is.
+        records: (n, ...) inputs.
+        targets: (n, ...) their labels.
+        hook: What a defense does to the gradient of each step, where that is differentiable.
+        dtype: Precision of all products.
+
+    Raises:
+        ReplaceLayer: BatchNorm on the statistics of the batch couples the record with others.
+    """
+    check_records_are_separate(learner)
+    law = gradient_law(learner.to(dtype), hook)
+    device = next(iter(learner.weights.values())).device
+    points, labels = records.to(device=device, dtype=dtype), targets.to(device).unsqueeze(1)
+    # Copies: a tangent takes the whole storage of its point, which for a view is that of all records.
+    return [law.jacobian(point.clone(), ({"target": label},), label) for point, label in zip(points, labels, strict=True)]
+
+
 def gradient_jacobian(
     learner: Learner,
     record: Tensor,
@@ -143,36 +217,18 @@ def gradient_jacobian(
     hook: GradientHook | None = None,
     dtype: torch.dtype = torch.float64,
 ) -> Jacobian:
-    """Return the Jacobian of what a client sends about one record: its gradient, the update of its local steps, its embedding.
-
-    Args:
-        learner: The client's training; ``learner.settings`` decide whether a gradient or an update is shared. Of an
-            `EmbeddingLearner`, the embedding is.
-        record: One input, without batch axis.
-        target: Its label, without batch axis.
-        hook: What a defense does to the gradient of each step, where that is differentiable.
-        dtype: Precision of all products.
-
-    Raises:
-        ReplaceLayer: BatchNorm on the statistics of the batch couples the record with others.
-    """
-    check_records_are_separate(learner)
-    learner = learner.to(dtype)
-    point = record.to(device=next(iter(learner.weights.values())).device, dtype=dtype)
-    label = target.to(point.device).unsqueeze(0)
-
-    def share(x: Tensor) -> Named:
-        return learner.update(x.unsqueeze(0), label, hook)
-
-    # Only the gradient of weights has the layers that `gradveil.risk.layered` sums over; an embedding is taken by rows.
-    plain = not isinstance(learner, EmbeddingLearner) and hook is None and learner.settings.shares == "gradient"
-    plain = plain and not learner.noise
-    return Jacobian(share, point, learner if plain else None, label)
+    """Return the Jacobian of what a client sends about one record, without batch axis; see `gradient_jacobians`."""
+    return gradient_jacobians(learner, record.unsqueeze(0), target.unsqueeze(0), hook=hook, dtype=dtype)[0]
 
 
 def jacobian_of(share: Share, record: Tensor, *, dtype: torch.dtype = torch.float64) -> Jacobian:
     """Return the Jacobian of any function of one record, as of an embedding; its weights must be of precision ``dtype``."""
     return Jacobian(share, record.to(dtype))
+
+
+def as_vector(shared: Tensor | Named) -> Tensor:
+    """Return what is shared as one vector."""
+    return shared.reshape(-1) if isinstance(shared, Tensor) else tensors.flatten(shared)
 
 
 @cache

@@ -1,4 +1,4 @@
-"""Singular values and vectors of d(shared)/d(input) of one record, in three modes.
+"""Singular values and vectors of d(shared)/d(input) of one record or of several together, in three modes.
 
 * ``dense`` forms the Jacobian J (p × m) and takes its SVD in float64: the reference, for small models.
 * ``gram`` takes the eigenvalues of K = JᵀJ (m × m). Of a plain gradient K is summed layer by layer (`gradveil.risk.layered`); of
@@ -6,29 +6,31 @@
   1e-7 of the largest are lost, far below the tolerance of any score. Checked on every run against ‖J v‖² = vᵀ K v.
 * ``leading`` finds the largest k by block Lanczos on K with full reorthogonalisation, from products with J and Jᵀ alone, and
   estimates the squared sum of the rest (Hutch++). For inputs so large that K cannot be held.
+
+On a GPU several records of one client go through one program (`gradveil.risk.joint`), as many as memory allows. Their spectra are
+those of one record at a time, to rounding.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Literal
 
-import numpy as np
-import scipy.linalg
 import torch
-from scipy.linalg import lapack
 from torch import Tensor
 
-from gradveil.errors import Unreliable, UsageError, suggest
+from gradveil.errors import GradveilError, Unreliable, UsageError, suggest
 from gradveil.randomness import Seed
+from gradveil.risk.gram import COLUMN_BYTES, disagreement, eigen, grams_by_rows
 from gradveil.risk.jacobians import Jacobian
-from gradveil.risk.lanczos import leading_triplets
-from gradveil.risk.layered import layered_gram
+from gradveil.risk.joint import JointJacobian, kin, memory
+from gradveil.risk.lanczos import MOST, SAME, block_width, leading_triplets
+from gradveil.risk.layered import STORE_BYTES, layered_bytes, layered_grams
 
-__all__ = ["MODES", "Mode", "Spectrum", "choose_mode", "left_vectors", "spectrum"]
+__all__ = ["MODES", "Mode", "Spectrum", "choose_mode", "left_vectors", "records_at_once", "spectra_of", "spectrum"]
 
 Mode = Literal["auto", "dense", "gram", "leading"]
 MODES = ("auto", "dense", "gram", "leading")
@@ -39,10 +41,10 @@ DENSE_ENTRIES = 4_000_000
 GRAM_INPUTS = 4096
 GRAM_OUTPUTS = 4_000_000
 """Shared values up to which ``auto`` forms K on a CPU."""
-COLUMN_BYTES = 2 * 2**30
-"""Largest J that is kept by columns."""
-COLUMNS = 512
-CHECKS = 3
+ONE_BY_ONE = ("cpu",)
+"""Devices on which records go one by one unless asked: a record's own directions keep them busy."""
+RECORDS = 32
+"""Most records in one program."""
 AGREES = {torch.float64: 1e-8, torch.float32: 1e-4}
 
 
@@ -60,7 +62,7 @@ class Spectrum:
         mode: ``dense``, ``gram`` or ``leading``.
         right: (m, len(values)) right singular vectors, where asked for.
         left: (p, len(values)) left singular vectors, where asked for; zero where σ is zero.
-        seconds: Time it took.
+        seconds: Time it took; of records that went together, an equal part of the time of all.
         disagreement: Largest relative difference of ‖J v‖² and vᵀ K v over random v; 0 where nothing was squared.
         tail_ranks: In mode ``leading``, ranks beyond the last value at which the record's energy is estimated, ascending.
         tail_energy: Σ (v_iᵀ x)² from there on, estimated; the Lanczos run is a Gauss quadrature for it.
@@ -132,26 +134,148 @@ def spectrum(
         UnsupportedModel: What is shared cannot be differentiated.
         Unreliable: The Gram matrix contradicts the products it was checked with.
     """
+    return spectra_of([jacobian], mode=mode, leading=leading, right=right, left=left, seeds=[seed or Seed(0)])[0]
+
+
+def spectra_of(
+    jacobians: Sequence[Jacobian],
+    *,
+    mode: str = "auto",
+    leading: int = LEADING,
+    right: bool = False,
+    left: bool = False,
+    seeds: Sequence[Seed] | None = None,
+    together: bool | None = None,
+    most_bytes: int = 0,
+) -> list[Spectrum]:
+    """Return the spectra of several records, in their order; each is that of `spectrum`, to rounding.
+
+    Records go together where one function shares them (`gradient_jacobians`), as many as memory allows. What cannot be mapped
+    over records goes one by one.
+
+    Args:
+        jacobians: From `gradveil.risk.jacobians`.
+        mode: As in `spectrum`.
+        leading: As in `spectrum`.
+        right: As in `spectrum`.
+        left: As in `spectrum`.
+        seeds: One per record; the same for all by default.
+        together: Whether records go together; by default on a GPU only, since on a CPU it is no faster.
+        most_bytes: What the records of one program may take; 0 takes half of a GPU's free memory, or 2 GiB on a CPU.
+
+    Raises:
+        UsageError: Unknown mode.
+        UnsupportedModel: What is shared cannot be differentiated.
+        Unreliable: The Gram matrix contradicts the products it was checked with.
+    """
     if mode not in MODES:
         raise UsageError(f"there is no mode {mode!r}{suggest(mode, MODES)}")
     if leading < 1:
         raise UsageError(f"leading is {leading}; ask for at least 1 triplet")
-    chosen = choose_mode(jacobian) if mode == "auto" else mode
-    generator = (seed or Seed(0)).child("spectrum").generator("directions")
+    seeds = [Seed(0)] * len(jacobians) if seeds is None else seeds
+    groups: dict[Hashable, list[int]] = {}
+    for index, jacobian in enumerate(jacobians):
+        groups.setdefault(kin(jacobian), []).append(index)
+    found: dict[int, Spectrum] = {}
+    for indices in groups.values():
+        first = jacobians[indices[0]]
+        chosen = choose_mode(first) if mode == "auto" else mode
+        count = records_at_once(first, chosen, together=together, most_bytes=most_bytes) if len(indices) > 1 else 1
+        for start in range(0, len(indices), count):
+            part = indices[start : start + count]
+            asked = _Asked(chosen, leading, right, left)
+            measured = _measure([jacobians[each] for each in part], [seeds[each] for each in part], asked)
+            found |= dict(zip(part, measured, strict=True))
+    return [found[index] for index in range(len(jacobians))]
+
+
+def records_at_once(jacobian: Jacobian, mode: str, *, together: bool | None = None, most_bytes: int = 0) -> int:
+    """Return how many records like this one should go through one program in a mode; see `spectra_of`."""
+    device, element = jacobian.at.device, jacobian.at.element_size()
+    if not (device.type not in ONE_BY_ONE if together is None else together):
+        return 1
+    joint, size, outputs = JointJacobian((jacobian,)), jacobian.inputs, jacobian.outputs
+    each = 8 * (size + outputs) * element * block_width(joint)
+    if mode == "dense":
+        each += 4 * size * outputs * 8
+    elif mode == "leading":
+        each += 5 * min(MOST, size) * size * element
+    else:
+        each += 3 * size * size * 8
+        each += layered_bytes(joint) if jacobian.learner is not None else min(size * outputs * element, COLUMN_BYTES)
+    jacobian.forget()
+    return max(1, min(RECORDS, (most_bytes or memory(device)) // each))
+
+
+@dataclass(frozen=True)
+class _Asked:
+    mode: str
+    leading: int
+    right: bool
+    left: bool
+
+    @property
+    def vectors(self) -> bool:
+        return self.right or self.left
+
+
+def _measure(jacobians: Sequence[Jacobian], seeds: Sequence[Seed], asked: _Asked) -> list[Spectrum]:
+    """Measure records in one program; in halves where they take too much memory, one by one where they cannot be mapped."""
+    if len(jacobians) == 1:
+        return _measured(jacobians, seeds, asked)
+    try:
+        return _measured(jacobians, seeds, asked)
+    except torch.OutOfMemoryError:
+        step = -(-len(jacobians) // 2)
+    except GradveilError:
+        step = 1  # whatever is wrong with one record is then said about that one
+    parts = [slice(start, start + step) for start in range(0, len(jacobians), step)]
+    return [each for part in parts for each in _measure(jacobians[part], seeds[part], asked)]
+
+
+def _measured(jacobians: Sequence[Jacobian], seeds: Sequence[Seed], asked: _Asked) -> list[Spectrum]:
     begun = time.perf_counter()
-    with _full_precision(jacobian.at.device):
-        if chosen == "dense":
-            found = _dense(jacobian, right or left)
-        elif chosen == "gram":
-            found = _gram(jacobian, right or left, generator)
-        else:
-            found = _leading(jacobian, leading, generator)
-        if left:
-            found = replace(found, left=left_vectors(jacobian, found))
-    if not right:
-        found = replace(found, right=None)
-    notes = (*found.notes, *(["nothing that is shared depends on the input: the Jacobian is zero"] if found.dead else []))
-    return replace(found, seconds=time.perf_counter() - begun, notes=notes)
+    device = jacobians[0].at.device
+    # One record keeps to fixed bounds; several are here because there is memory for them.
+    room = memory(device) // 4 if device.type == "cuda" and len(jacobians) > 1 else 0
+    joint = JointJacobian(tuple(jacobians), room)
+    generators = [seed.child("spectrum").generator("directions") for seed in seeds]
+    modes: dict[str, Callable[[], list[Spectrum]]] = {
+        "dense": lambda: _dense(joint, asked.vectors),
+        "gram": lambda: _gram(joint, asked.vectors, generators),
+        "leading": lambda: _leading(joint, asked.leading, generators),
+    }
+    with _full_precision(device):
+        if len(joint) > 1 and asked.mode != "gram":  # which checks itself
+            _check_mapping(joint, seeds)
+        measured = modes[asked.mode]()
+        if asked.left:
+            measured = [replace(each, left=left_vectors(own, each)) for own, each in zip(jacobians, measured, strict=True)]
+    dead = "nothing that is shared depends on the input: the Jacobian is zero"
+    return [
+        replace(
+            each,
+            right=each.right if asked.right else None,
+            notes=(*each.notes, *([dead] if each.dead else [])),
+            seconds=(time.perf_counter() - begun) / len(joint),
+        )
+        for each in measured
+    ]
+
+
+def _check_mapping(joint: JointJacobian, seeds: Sequence[Seed]) -> None:
+    """Compare one product of each record among the others with that of the record alone.
+
+    Raises:
+        Unreliable: They differ, as where code branches on what it is given.
+    """
+    drawn = [torch.randn((1, joint.inputs), generator=seed.child("spectrum").generator("mapping")) for seed in seeds]
+    directions = torch.stack(drawn).to(joint.at)
+    for own, direction, among in zip(joint.members, directions, joint.push(directions), strict=True):
+        alone = own.push(direction)
+        own.forget()
+        if float((alone - among).norm()) > SAME[joint.at.dtype] * float(alone.norm()):
+            raise Unreliable("what is shared about a record depends on the records beside it")
 
 
 @contextmanager
@@ -178,139 +302,78 @@ def left_vectors(jacobian: Jacobian, found: Spectrum) -> Tensor:
     return (pushed / scale.unsqueeze(1)).T
 
 
-def _finish(jacobian: Jacobian, values: Tensor, projections: Tensor, mode: str, frobenius: float | None = None) -> Spectrum:
+def _finish(
+    joint: JointJacobian, jacobian: Jacobian, values: Tensor, projections: Tensor, mode: str, frobenius: float | None = None
+) -> Spectrum:
     point = jacobian.at.double()
     return Spectrum(
         values=values,
         projections=projections,
         inputs=jacobian.inputs,
-        outputs=jacobian.outputs,
+        outputs=joint.outputs,
         energy=float(point.square().sum()),
         frobenius=float(values.square().sum()) if frobenius is None else frobenius,
         mode=mode,
     )
 
 
-def _dense(jacobian: Jacobian, vectors: bool) -> Spectrum:
-    if jacobian.outputs < jacobian.inputs:
-        matrix = jacobian.pull(torch.eye(jacobian.outputs, dtype=jacobian.at.dtype, device=jacobian.at.device))
-    else:
-        matrix = jacobian.push(torch.eye(jacobian.inputs, dtype=jacobian.at.dtype, device=jacobian.at.device)).T
-    _, values, right = torch.linalg.svd(matrix.double(), full_matrices=False)
-    projections = right @ jacobian.at.reshape(-1).double()
-    found = _finish(jacobian, values.cpu(), projections.cpu(), "dense")
-    return replace(found, right=right.T.cpu()) if vectors else found
+def _dense(joint: JointJacobian, vectors: bool) -> list[Spectrum]:
+    wide = joint.outputs < joint.inputs
+    directions = torch.eye(min(joint.outputs, joint.inputs), dtype=joint.at.dtype, device=joint.at.device)
+    directions = directions.expand(len(joint), -1, -1)
+    matrices = joint.pull(directions) if wide else joint.push(directions).mT
+    found = []
+    for jacobian, matrix in zip(joint.members, matrices, strict=True):
+        _, values, right = torch.linalg.svd(matrix.double(), full_matrices=False)
+        projections = right @ jacobian.at.reshape(-1).double()
+        each = _finish(joint, jacobian, values.cpu(), projections.cpu(), "dense")
+        found.append(replace(each, right=right.T.cpu()) if vectors else each)
+    return found
 
 
-def _gram(jacobian: Jacobian, vectors: bool, generator: torch.Generator) -> Spectrum:
+def _gram(joint: JointJacobian, vectors: bool, generators: Sequence[torch.Generator]) -> list[Spectrum]:
+    layered = joint.members[0].learner is not None
+    store = max(STORE_BYTES, memory(joint.at.device)) if len(joint) > 1 else STORE_BYTES
+    grams = layered_grams(joint, store_bytes=store) if layered else grams_by_rows(joint, generators)
+    checks = [_settle(own, gram, each) for own, gram, each in zip(joint.members, grams, generators, strict=True)]
+    traces = grams.diagonal(dim1=1, dim2=2).sum(1).tolist()
+    kept = min(joint.inputs, joint.outputs)
+    found = []
+    parts = zip(joint.members, eigen(grams, joint.at.double(), vectors), traces, checks, strict=True)
+    for jacobian, (squares, projections, right), trace, (off, notes) in parts:
+        each = _finish(joint, jacobian, squares.clamp(min=0).sqrt()[:kept], projections[:kept], "gram", trace)
+        found.append(replace(each, right=None if right is None else right[:, :kept], disagreement=off, notes=notes))
+    return found
+
+
+def _settle(jacobian: Jacobian, gram: Tensor, generator: torch.Generator) -> tuple[float, tuple[str, ...]]:
+    """Check a Gram matrix, and make it anew, in place, where the sum over layers missed something.
+
+    Raises:
+        Unreliable: It contradicts the products all the same.
+    """
     notes: tuple[str, ...] = ()
-    gram = layered_gram(jacobian) if jacobian.learner is not None else _gram_by_rows(jacobian, generator)
-    disagreement = _disagreement(jacobian, gram, generator)
-    if disagreement > AGREES[jacobian.at.dtype] and jacobian.learner is not None:
+    off = disagreement(jacobian, gram, generator)
+    if off > AGREES[jacobian.at.dtype] and jacobian.learner is not None:
         # The model uses weights outside its layers, so that summing over layers misses a part; rows of J miss nothing.
         notes = ("the model uses weights outside its layers, so its Jacobian was taken by rows, which is slower",)
-        gram = _gram_by_rows(jacobian, generator)
-        disagreement = _disagreement(jacobian, gram, generator)
-    if disagreement > AGREES[jacobian.at.dtype]:
-        raise Unreliable(
-            f"the Gram matrix contradicts direct products by {disagreement:.1e}: the model does not compute the same twice"
+        gram.copy_(grams_by_rows(JointJacobian((jacobian,)), [generator])[0])
+        off = disagreement(jacobian, gram, generator)
+    if off > AGREES[jacobian.at.dtype]:
+        raise Unreliable(f"the Gram matrix contradicts direct products by {off:.1e}: the model does not compute the same twice")
+    return off, notes
+
+
+def _leading(joint: JointJacobian, wanted: int, generators: Sequence[torch.Generator]) -> list[Spectrum]:
+    triplets = leading_triplets(joint, wanted, generators)
+    return [
+        replace(
+            _finish(joint, jacobian, led.values, led.projections, "leading", led.frobenius),
+            right=led.right,
+            tail_ranks=led.tail_ranks,
+            tail_energy=led.tail_energy,
+            tail_values=led.tail_values,
+            notes=led.notes,
         )
-    point = jacobian.at.reshape(-1).double()
-    squares, projections, right = _eigen(gram.double(), point, vectors)
-    kept = min(jacobian.inputs, jacobian.outputs)
-    values = squares.clamp(min=0).sqrt()[:kept]
-    found = _finish(jacobian, values, projections[:kept], "gram", float(gram.diagonal().double().sum()))
-    return replace(found, right=None if right is None else right[:, :kept], disagreement=disagreement, notes=notes)
-
-
-def _gram_by_rows(jacobian: Jacobian, generator: torch.Generator) -> Tensor:
-    """Sum K over blocks of rows of J; rows that are zero, as those of pruned entries, are skipped.
-
-    Where the columns of J fit into memory and are fewer than its rows, as for an early embedding, they are taken instead.
-    """
-    size, like = jacobian.inputs, jacobian.at
-    whole = jacobian.outputs * size * like.element_size()
-    if whole <= jacobian.room or (size < jacobian.outputs and whole <= COLUMN_BYTES):
-        return _gram_by_columns(jacobian)
-    gram = torch.zeros((size, size), dtype=torch.float64, device=like.device)
-    block = max(1, min(512, jacobian.room // (8 * (size + jacobian.outputs) * like.element_size())))
-    directions = torch.randn((2, jacobian.inputs), generator=generator, dtype=torch.float64).to(jacobian.at)
-    # A row that gives exactly zero along random directions is zero, but for a chance of measure zero.
-    alive = (jacobian.push(directions) != 0).any(0).nonzero().flatten()
-    for start in range(0, len(alive), block):
-        rows = jacobian.rows(alive[start : start + block]).double()
-        gram.addmm_(rows.T, rows)
-    return gram
-
-
-def _gram_by_columns(jacobian: Jacobian) -> Tensor:
-    size, like = jacobian.inputs, jacobian.at
-    columns = like.new_empty((size, jacobian.outputs))
-    for start in range(0, size, COLUMNS):
-        stop = min(size, start + COLUMNS)
-        directions = torch.zeros((stop - start, size), dtype=like.dtype, device=like.device)
-        directions[:, start:stop].fill_diagonal_(1)
-        columns[start:stop] = jacobian.push(directions)
-    gram = torch.zeros((size, size), dtype=torch.float64, device=like.device)
-    for start in range(0, size, COLUMNS):
-        stop = min(size, start + COLUMNS)
-        rows = columns[start:stop].double()
-        for first in range(0, stop, COLUMNS):
-            last = min(stop, first + COLUMNS)
-            gram[start:stop, first:last] = rows @ columns[first:last].double().T
-    return gram.tril() + gram.tril(-1).T
-
-
-def _disagreement(jacobian: Jacobian, gram: Tensor, generator: torch.Generator) -> float:
-    """Return the largest relative difference of ‖J v‖² and vᵀ K v over a few random v."""
-    directions = torch.randn((CHECKS, jacobian.inputs), generator=generator, dtype=torch.float64).to(jacobian.at)
-    direct = jacobian.push(directions).double().square().sum(1)
-    through = (directions.double() @ gram).mul(directions.double()).sum(1)
-    scale = torch.maximum(direct, through).max()
-    return 0.0 if float(scale) <= 0 else float((direct - through).abs().max() / scale)
-
-
-def _eigen(gram: Tensor, point: Tensor, vectors: bool) -> tuple[Tensor, Tensor, Tensor | None]:
-    """Return eigenvalues, largest first, the point's projections on the eigenvectors, and these where asked for."""
-    if not vectors and gram.device.type == "cpu" and len(gram) > 2:
-        try:
-            return (*_projections_only(gram.numpy(), point.numpy()), None)
-        except np.linalg.LinAlgError:
-            pass  # the fast routine gives up on rare matrices; the other one does not
-    squares, right = torch.linalg.eigh(gram)
-    squares, right = squares.flip(0), right.flip(1)
-    return squares.cpu(), (right.T @ point).cpu(), right.cpu() if vectors else None
-
-
-def _projections_only(gram: np.ndarray, point: np.ndarray) -> tuple[Tensor, Tensor]:
-    """Eigenvalues and projections without forming eigenvectors of K, which would cost more than all the rest.
-
-    K = Q T Qᵀ with T tridiagonal; T = Z Λ Zᵀ costs O(m²); and Vᵀ x = Zᵀ (Qᵀ x) needs Q applied to one vector only.
-    """
-    size = len(gram)
-    room = int(lapack.dsytrd_lwork(size, lower=1)[0])
-    # K is symmetric, so its transpose is the column-major array LAPACK wants, without a copy.
-    reflectors, diagonal, beside, scales, failed = lapack.dsytrd(gram.T, lower=1, lwork=room, overwrite_a=1)
-    if failed:
-        raise np.linalg.LinAlgError(f"dsytrd answered {failed}")
-    turned = point.copy()
-    # H_1 … H_{m-1} act from row 1 on; the transposed product is H_{m-1} … H_1, so H_1 comes first.
-    for index in range(size - 1):
-        reflector = reflectors[index + 1 :, index].copy()
-        reflector[0] = 1.0
-        turned[index + 1 :] -= scales[index] * (reflector @ turned[index + 1 :]) * reflector
-    squares, inner = scipy.linalg.eigh_tridiagonal(diagonal, beside, lapack_driver="stemr")
-    return torch.from_numpy(squares[::-1].copy()), torch.from_numpy((inner.T @ turned)[::-1].copy())
-
-
-def _leading(jacobian: Jacobian, wanted: int, generator: torch.Generator) -> Spectrum:
-    led = leading_triplets(jacobian, wanted, generator)
-    found = _finish(jacobian, led.values, led.projections, "leading", led.frobenius)
-    return replace(
-        found,
-        right=led.right,
-        tail_ranks=led.tail_ranks,
-        tail_energy=led.tail_energy,
-        tail_values=led.tail_values,
-        notes=led.notes,
-    )
+        for jacobian, led in zip(joint.members, triplets, strict=True)
+    ]

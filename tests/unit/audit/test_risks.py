@@ -57,7 +57,7 @@ def test_undefended_scores_stand_beside_defended_ones() -> None:
 def test_what_was_decomposed_before_is_not_decomposed_again(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(risks, "_known", type(risks._known)(dict))
     first = scored()
-    monkeypatch.setattr("gradveil.risk.exposure.spectrum", lambda *_, **__: pytest.fail("a spectrum was made twice"))
+    monkeypatch.setattr("gradveil.risk.exposure.spectra_of", lambda *_, **__: pytest.fail("a spectrum was made twice"))
     again = scored(defense="gaussian_noise(std=0.1)", ensemble="quick")
     assert values(again.undefended) == values(first.defended)
 

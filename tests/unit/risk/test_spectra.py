@@ -15,7 +15,8 @@ from gradveil.randomness import Seed
 from gradveil.risk import lanczos, spectra
 from gradveil.risk.invre import risk_score
 from gradveil.risk.jacobians import Jacobian, gradient_jacobian, jacobian_of
-from gradveil.risk.layered import layered_gram, layered_push
+from gradveil.risk.joint import JointJacobian
+from gradveil.risk.layered import layered_grams, layered_push
 from gradveil.risk.spectra import Spectrum, choose_mode, spectrum
 
 ALPHA = 0.95  # near the scores of untrained networks, where InvRE is most sensitive
@@ -90,13 +91,15 @@ def odd(outside: bool) -> Jacobian:
 def test_layers_sum_to_the_gram_matrix_however_they_are_used(store_bytes: int) -> None:
     jacobian = odd(outside=False)
     J = full(jacobian)
-    assert torch.allclose(layered_gram(jacobian, store_bytes=store_bytes), J.T @ J, atol=1e-12 * float(J.square().sum()))
+    assert torch.allclose(
+        layered_grams(JointJacobian((jacobian,)), store_bytes=store_bytes)[0], J.T @ J, atol=1e-12 * float(J.square().sum())
+    )
 
 
 def test_weights_used_outside_their_layer_are_noticed() -> None:
     jacobian = odd(outside=True)
     J = full(jacobian)
-    assert not torch.allclose(layered_gram(jacobian), J.T @ J, rtol=1e-6)
+    assert not torch.allclose(layered_grams(JointJacobian((jacobian,)))[0], J.T @ J, rtol=1e-6)
     found = spectrum(jacobian, mode="gram")
     assert "outside" in found.notes[0]
     assert torch.allclose(found.values, torch.linalg.svdvals(J), atol=1e-7 * float(found.values[0]))
@@ -207,7 +210,9 @@ def test_products_by_layers_are_the_ordinary_ones_and_are_checked(monkeypatch: p
     for jacobian in (odd(outside=False), make("resnet20", (3, 8, 8))):
         directions = torch.randn((3, jacobian.inputs), generator=Seed(4).generator("v"), dtype=torch.float64)
         plain = jacobian.push(directions)
-        assert torch.allclose(layered_push(jacobian)(directions), plain, atol=1e-12 * float(plain.norm()))
+        assert torch.allclose(
+            layered_push(jacobian)(directions), plain, atol=1e-12 * float(plain.norm())
+        )
     monkeypatch.setattr(lanczos, "BY_LAYERS", 0)
     for outside in (False, True):  # the second is missed by layers, so that the ordinary products must be taken
         jacobian = odd(outside=outside)
