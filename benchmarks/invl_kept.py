@@ -6,6 +6,10 @@ InvL-GNP spoils an inverter of rank k by δ Σ_{i≤k} ‖u_iᵀ B‖² / σ_i²
 orthonormal directions of the noise; InvL-DNP by δ Σ_{i≤k} ‖v_iᵀ W‖² (Theorem 2). u_i, σ_i, v_i are those of one record at the
 weights of the round; B and W may be older, or those of public or class means. Told is the quotient by what the record's own basis
 of this round gives. A client has one record for InvL-GNP; class means of InvL-DNP are over ``--means`` records of the class.
+
+What the kept bases are held against, with the same number d of directions: the basis of another record in the same round, and
+two subspaces drawn at random, exactly and in expectation: E ‖u_iᵀ B‖² is d / p among all p shared values, and d / m in the range
+of the record's own Jacobian, the m directions in which the update can move at all when the picture changes.
 """
 
 from __future__ import annotations
@@ -85,22 +89,32 @@ class Own:
         """Return the same of the record's own basis: Σ_{j<i≤k} 1 / σ_i²."""
         return float(self.found.values[self.first : self.last].pow(-2).sum())
 
+    def spoiled_at_random(self, directions: int, among: int) -> float:
+        """Return what so many directions, drawn at random in a space of ``among`` dimensions that holds every u_i, give."""
+        return directions / among * float(self.found.values[: self.last].pow(-2).sum())
+
     def spoiled_by_data_noise(self, basis: Tensor) -> float:
         """Return Σ_{i≤k} ‖v_iᵀ W‖² over k, which is what the record's own basis gives."""
         return float((self.right @ basis.T).square().sum()) / self.last
 
 
 def record_rows(
-    learners: dict[int, Learner], record: Tensor, target: Tensor, mean: Tensor, public: dict[int, Tensor]
+    learners: dict[int, Learner],
+    record: Tensor,
+    target: Tensor,
+    mean: Tensor,
+    public: dict[int, Tensor],
+    other: dict[int, Tensor],
 ) -> list[dict[str, Any]]:
-    """Return the quotients of one record at every age of its basis."""
+    """Return the quotients of one record at every age of its basis, and leave its fresh bases in ``other`` for the next one."""
     old = Own(record_jacobian(learners[0], record, target))
     old_update = old.update_basis()
     rows = []
     for age, learner in learners.items():
         now = old if age == 0 else Own(record_jacobian(learner, record, target))
         of_class = Own(record_jacobian(learner, mean, target)) if age == max(learners) else None
-        own = now.own_update_noise()
+        own, directions = now.own_update_noise(), len(old_update)
+        outputs, inputs = now.jacobian.outputs, now.jacobian.inputs
         rows.append(
             {
                 "age": age,
@@ -108,11 +122,15 @@ def record_rows(
                 "k": now.last,
                 "update_noise_kept": now.spoiled_by_update_noise(old_update) / own,
                 "update_noise_public": now.spoiled_by_update_noise(public[age]) / own if age in public else None,
+                "update_noise_other_record": now.spoiled_by_update_noise(other[age]) / own if age in other else None,
+                "update_noise_random": now.spoiled_at_random(directions, outputs) / own,
+                "update_noise_random_in_range": now.spoiled_at_random(directions, min(inputs, outputs)) / own,
                 "data_noise_kept": now.spoiled_by_data_noise(old.right),
                 "data_noise_class": now.spoiled_by_data_noise(of_class.right) if of_class else None,
-                "data_noise_random": now.last / now.jacobian.inputs,
+                "data_noise_random": now.last / inputs,
             }
         )
+        other[age] = now.update_basis()
     return rows
 
 
@@ -140,19 +158,21 @@ def main() -> None:
     learners = {age: trained(first, *data, age, options.server_rate, options.minibatch) for age in ages}
     last = learners[ages[-1]]
     public = {ages[-1]: Own(average_jacobian(last, *public_centres(last, federation.public))).update_basis()}
-    rows = []
+    rows: list[list[dict[str, Any]]] = []
+    other: dict[int, Tensor] = {}
     for index in range(options.records):
         # From the end: the first records are those that the network was trained on.
         place = len(data[0]) - 1 - index
         target = data[1][place]
         members = [each for each in range(len(data[0]) - 1, -1, -1) if data[1][each] == target][: options.means]
-        rows.append(record_rows(learners, data[0][place], target, data[0][members].mean(0), public))
+        rows.append(record_rows(learners, data[0][place], target, data[0][members].mean(0), public, other))
         sys.stderr.write(f"{time.process_time() - begun:8.1f} s  record {index + 1}\n")
-    kinds = ("update_noise_kept", "update_noise_public", "data_noise_kept", "data_noise_class", "data_noise_random")
-    table = {
-        str(age): {kind: statistics.fmean(values) for kind in kinds if None not in (values := [own[place][kind] for own in rows])}
-        for place, age in enumerate(ages)
+    kinds = [kind for kind in rows[0][0] if "noise" in kind]
+    columns = {(age, kind): [own[place][kind] for own in rows] for place, age in enumerate(ages) for kind in kinds}
+    means = {
+        at: statistics.fmean(known) for at, found in columns.items() if (known := [each for each in found if each is not None])
     }
+    table = {str(age): {kind: means[age, kind] for kind in kinds if (age, kind) in means} for age in ages}
     record = {
         "format": FORMAT,
         "version": __version__,

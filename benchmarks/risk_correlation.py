@@ -42,7 +42,9 @@ LADDERS = {
 }
 """Strengths, weak to strong; other defenses use the ladders of their cards."""
 GUIDED = ("invl_dnp", "invl_gnp")
-EMBEDDING_SHARDS = 4
+"""Each of their records needs a decomposition of its own, so their parts are as small as those of embeddings."""
+PAIRS = 4
+"""Parts that the pictures under one strength of a dear defense are dealt to."""
 EMBEDDING_LADDERS = {"noise": (0.05, 0.2, 0.7, 2.0), "pruning": (0.5, 0.8, 0.95, 0.99), "dropout": (0.5, 0.8, 0.95, 0.99)}
 
 
@@ -126,12 +128,13 @@ def _figures7and8() -> list[Part]:
         rungs = rungs or list(DEFENSES.card(name).ladder)
         for index, rung in enumerate(rungs):
             told = ", ".join(f"{key}={value!r}" for key, value in rung.items())
-            found.append(Part(f"fig7-{name}-{index}", "defense", f"{name}({told})", (0, DEFENDED)))
+            shards = _shards(f"fig7-{name}-{index}", PAIRS if name in GUIDED else 1, DEFENDED)
+            found += [Part(stem, "defense", f"{name}({told})", rows) for stem, rows in shards]
     rungs8 = [("fig8-none", "noise", 0.0)]
     for kind, values in EMBEDDING_LADDERS.items():
         rungs8 += [(f"fig8-{kind}-{index}", kind, value) for index, value in enumerate(values)]
     for stem, kind, value in rungs8:
-        found += [Part(name, "embedding", kind, rows, strength=value) for name, rows in _shards(stem, EMBEDDING_SHARDS, DEFENDED)]
+        found += [Part(name, "embedding", kind, rows, strength=value) for name, rows in _shards(stem, PAIRS, DEFENDED)]
     return found
 
 
@@ -224,7 +227,7 @@ def main() -> None:
             if name not in known:
                 parser.error(f"there is no part {name!r}; see 'list'")
         place = Place(options.data, options.weights, options.out, torch.device(options.device))
-        # Parts of one process share spectra: noise on an embedding leaves its Jacobian as it is.
+        # Parts of one process share spectra: noise leaves a Jacobian as it is.
         for name in names:
             run(known[name], place, options.limit)
 

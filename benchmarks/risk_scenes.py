@@ -29,7 +29,7 @@ from gradveil.models.weights import load_weights
 from gradveil.randomness import Seed
 from gradveil.records import Batch, Knowledge, ModelSpec, Observation, ThreatModel, Update
 from gradveil.risk.calibration import built_in_calibration
-from gradveil.risk.exposure import defended_release
+from gradveil.risk.exposure import DefendedRelease, defended_release
 from gradveil.risk.invre import risk_score
 from gradveil.risk.jacobians import gradient_jacobian, jacobian_of
 from gradveil.risk.spectra import DENSE_ENTRIES, Spectrum, spectrum
@@ -237,7 +237,7 @@ def defended(spelling: str, place: Place, rows: list[int], steps: int) -> dict[s
     notes: set[str] = set()
     for index, row in enumerate(rows):
         release = defended_release(learner, batch.inputs[index], batch.targets[index], defense, Seed(row))
-        measured = spectrum(release.jacobian, mode="gram", seed=Seed(row))
+        measured = _gradient_spectrum(release, row)
         on_data, on_shared = release.noise_on("data", measured), release.noise_on("shared", measured)
         scores = {
             form: risk_score(measured, alpha=alpha, noise_form=form, data_noise=on_data, shared_noise=on_shared)
@@ -247,6 +247,15 @@ def defended(spelling: str, place: Place, rows: list[int], steps: int) -> dict[s
         notes |= {*release.notes, *measured.notes}
     observations = [observe(learner, batch, i, defense, Seed(row)) for i, row in enumerate(rows)]
     return {"defense": spelling, "notes": sorted(notes), "records": _hit(records, scene, observations, batch, place, steps)}
+
+
+def _gradient_spectrum(release: DefendedRelease, row: int) -> Spectrum:
+    """Return the exact spectrum of what the attacker compares; the undefended one serves all defenses that only add noise."""
+    if not release.plain:
+        return spectrum(release.jacobian, mode="gram", seed=Seed(row))
+    if ("lenet", row) not in _kept_spectra:
+        _kept_spectra["lenet", row] = spectrum(release.jacobian, mode="gram", seed=Seed(row))
+    return _kept_spectra["lenet", row]
 
 
 def _hit(
@@ -301,7 +310,7 @@ def defended_embedding(name: str, kind: str, strength: float, place: Place, rows
 
 
 _kept_spectra: dict[tuple[str, int], Spectrum] = {}
-"""Of whole embeddings, by scene and row: those of all strengths of noise are one."""
+"""Of what is sent without a defense, by scene and row: those of all strengths of noise are one."""
 
 
 def _embedding_spectrum(name: str, learner: EmbeddingLearner, x: Tensor, mask: Tensor, row: int) -> Spectrum:
