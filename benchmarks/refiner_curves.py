@@ -240,10 +240,11 @@ def _file_name(spelling: str) -> str:
 def show(options: argparse.Namespace) -> int:
     """Print the files of a folder as one Markdown table for each table of the paper; † de-blends instead of a learned filter."""
     found = [json.loads(path.read_text(encoding="utf-8")) for path in sorted(options.out.glob("*.json"))]
-    records = {record["defense"]: record for record in found if record.get("format") == FORMAT}
-    undefended = _accuracies(records.get(NONE, {}))
+    # By what a spelling builds: one setting stands in several tables of the paper under several spellings.
+    records = {_setting(record["defense"]): record for record in found if record.get("format") == FORMAT}
+    undefended = _accuracies(records.get(_setting(NONE), {}))
     for table in dict.fromkeys(row.table for row in ROWS):
-        rows = [row for row in ROWS if row.table == table and row.spelling in records]
+        rows = [row for row in ROWS if row.table == table and _setting(row.spelling) in records]
         if not rows:
             continue
         sys.stdout.write(
@@ -251,8 +252,12 @@ def show(options: argparse.Namespace) -> int:
             "PMM, % | paper: PSNR | PMM |\n|---|---|---|---|---|---|---|---|---|---|---|\n"
         )
         for row in rows:
-            sys.stdout.write("| " + " | ".join(_cells(row, records[row.spelling], undefended)) + " |\n")
+            sys.stdout.write("| " + " | ".join(_cells(row, records[_setting(row.spelling)], undefended)) + " |\n")
     return 0
+
+
+def _setting(spelling: str) -> str:
+    return repr(build_defense(spelling))
 
 
 def _accuracies(record: dict[str, Any]) -> dict[int, float]:

@@ -4,7 +4,8 @@
 
 No attack is run: the restorers are given x* as the client made it, which is what a perfect inversion of a single picture's update
 would find. The filter is the one the informed attacker uses, learned on 32 crops of the public photograph; the pictures are
-others. A picture counts as identified where it is the nearest of all candidates. Seconds a row; one JSON file each.
+others. Beside it stands the same filter before it gets its contrast back. A picture counts as identified where it is the nearest
+of all candidates. Seconds a row; one JSON file each.
 """
 
 from __future__ import annotations
@@ -52,8 +53,13 @@ def measure(spelling: str, options: argparse.Namespace) -> dict[str, Any]:
         ]
     )
     public = public_images(shape, MOST, Seed(options.seed).child("public"))
-    restorer = fit_restorer(public, public_pairs(defense, public, learner, 1, data.classes, labels[:1]))
-    restored = {"robust": robust, "deblended": deblend(robust, defense.blend), "filtered": restorer.clean(robust)}
+    made = public_pairs(defense, public, learner, 1, data.classes, labels[:1])
+    restored = {
+        "robust": robust,
+        "deblended": deblend(robust, defense.blend),
+        "filtered, least error": fit_restorer(public, made, most_contrast=1.0).clean(robust),
+        "filtered": fit_restorer(public, made).clean(robust),
+    }
     mean = public.mean(0, keepdim=True).expand_as(clean)
     return {
         "format": FORMAT,

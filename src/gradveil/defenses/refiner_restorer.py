@@ -62,8 +62,11 @@ class Restorer:
         return torch.cat(cleaned) if cleaned else robust
 
 
-def fit_restorer(clean: Tensor, robust: Tensor) -> Restorer:
-    """Return the filter that predicts ``clean`` from ``robust``, both (B, C, H, W), best but for the contrast of ``clean``."""
+def fit_restorer(clean: Tensor, robust: Tensor, most_contrast: float = MOST_CONTRAST) -> Restorer:
+    """Return the filter that predicts ``clean`` from ``robust``, both (B, C, H, W), best but for the contrast of ``clean``.
+
+    ``most_contrast`` of one leaves the filter of least error as it is.
+    """
     channels = clean.shape[1]
     numbers = _numbers(channels)
     gram = torch.zeros((numbers, numbers), dtype=torch.float64, device=clean.device)
@@ -76,22 +79,23 @@ def fit_restorer(clean: Tensor, robust: Tensor) -> Restorer:
     ridge = RIDGE * gram.diagonal().mean() * torch.eye(numbers, dtype=gram.dtype, device=gram.device)
     found = torch.linalg.solve(gram + ridge, product)
     spread = clean.double().var((0, 2, 3), correction=0)
-    return Restorer(with_contrast(found, gram, spread))
+    return Restorer(with_contrast(found, gram, spread, most_contrast))
 
 
-def with_contrast(coefficients: Tensor, gram: Tensor, spread: Tensor) -> Tensor:
+def with_contrast(coefficients: Tensor, gram: Tensor, spread: Tensor, most: float = MOST_CONTRAST) -> Tensor:
     """Return a filter whose predictions have the variance of the truth, and the mean they had.
 
     Args:
         coefficients: (C K + 1, C); the last feature is the constant one.
         gram: (C K + 1, C K + 1) products of the features, summed over all pixels.
         spread: (C,) variance of the truth.
+        most: Largest factor on contrast.
     """
     count = gram[-1, -1]
     mean = gram[-1] @ coefficients / count  # (C,)
     own = ((coefficients * (gram @ coefficients)).sum(0) / count - mean.square()).clamp_min(0)
     # Where nothing is predicted but the mean there is no contrast to restore; where all is, none is taken.
-    gain = torch.where(own > TINY, spread / own.clamp_min(TINY), 1.0).sqrt().clamp(1, MOST_CONTRAST)
+    gain = torch.where(own > TINY, spread / own.clamp_min(TINY), 1.0).sqrt().clamp(1, most)
     brought = coefficients * gain
     brought[-1] += mean * (1 - gain)
     return brought

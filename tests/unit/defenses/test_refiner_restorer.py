@@ -38,14 +38,13 @@ def one_picture(shape: tuple[int, ...] = SHAPE) -> Batch:
     return Batch(pictures(1, "client", shape), torch.tensor([1]))
 
 
-def test_the_filter_is_the_ridge_solution_and_undoes_a_known_blend(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(refiner_restorer, "MOST_CONTRAST", 1.0)
+def test_the_filter_is_the_ridge_solution_and_undoes_a_known_blend() -> None:
     clean = pictures(12, "known")
     # An affine change of each pixel has an exact inverse among the filters; what is left is the ridge's shrinkage.
     found = fit_restorer(clean, 0.8 * clean + 0.1).clean(0.8 * pictures(4, "other") + 0.1)
     assert error(found, pictures(4, "other")) < 1e-3
     seen = 0.5 * clean + 0.5 * torch.rand(clean.shape, generator=torch.Generator().manual_seed(0))
-    fitted = fit_restorer(clean, seen).coefficients
+    fitted = fit_restorer(clean, seen, most_contrast=1.0).coefficients
     rows = torch.cat([refiner_restorer._patches(image) for image in seen.split(1)]).double()
     wanted = clean.permute(0, 2, 3, 1).reshape(-1, 3).double()
     ridge = refiner_restorer.RIDGE * (rows.T @ rows).diagonal().mean()
@@ -56,13 +55,12 @@ def blended(clean: Tensor, share: float, seed: int) -> Tensor:
     return (1 - share) * clean + share * torch.rand(clean.shape, generator=torch.Generator().manual_seed(seed))
 
 
-def test_predictions_get_the_contrast_of_the_truth_and_keep_their_mean(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_predictions_get_the_contrast_of_the_truth_and_keep_their_mean() -> None:
     clean = pictures(12, "known")
     seen = blended(clean, 0.8, 0)
     rows = torch.cat([refiner_restorer._patches(image) for image in seen.split(1)]).double()
     brought = rows @ fit_restorer(clean, seen).coefficients
-    monkeypatch.setattr(refiner_restorer, "MOST_CONTRAST", 1.0)
-    pale = rows @ fit_restorer(clean, seen).coefficients
+    pale = rows @ fit_restorer(clean, seen, most_contrast=1.0).coefficients
     wanted = clean.double().var((0, 2, 3), correction=0)
     assert (pale.var(0, correction=0) < 0.9 * wanted).all()
     assert torch.allclose(brought.var(0, correction=0), wanted, rtol=1e-6)
@@ -81,13 +79,12 @@ def test_contrast_is_not_restored_to_what_little_is_known_of() -> None:
     assert torch.allclose(fit_restorer(flat, flat).clean(flat), flat, atol=1e-2)
 
 
-def test_with_its_contrast_more_pictures_are_told_from_others(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_with_its_contrast_more_pictures_are_told_from_others() -> None:
     clean, others = pictures(24, "known"), pictures(200, "others")
     seen = blended(others, 0.7, 1)
     told = {}
     for most in (1.0, 2.0):
-        monkeypatch.setattr(refiner_restorer, "MOST_CONTRAST", most)
-        found = fit_restorer(clean, blended(clean, 0.7, 0)).clean(seen)
+        found = fit_restorer(clean, blended(clean, 0.7, 0), most).clean(seen)
         told[most] = int((torch.cdist(found.flatten(1), others.flatten(1)).argmin(1) == torch.arange(200)).sum())
     assert told[2.0] > 1.2 * told[1.0] > 50
 
