@@ -237,7 +237,8 @@ def _measured(jacobians: Sequence[Jacobian], seeds: Sequence[Seed], asked: _Aske
     begun = time.perf_counter()
     device = jacobians[0].at.device
     # One record keeps to fixed bounds; several are here because there is memory for them.
-    room = memory(device) // 4 if device.type == "cuda" and len(jacobians) > 1 else 0
+    several = device.type == "cuda" and len(jacobians) > 1 and not jacobians[0].working_bytes
+    room = memory(device) // 4 if several else 0
     joint = JointJacobian(tuple(jacobians), room)
     generators = [seed.child("spectrum").generator("directions") for seed in seeds]
     modes: dict[str, Callable[[], list[Spectrum]]] = {
@@ -335,7 +336,11 @@ def _gram(joint: JointJacobian, vectors: bool, generators: Sequence[torch.Genera
     layered = joint.members[0].learner is not None
     store = max(STORE_BYTES, memory(joint.at.device)) if len(joint) > 1 else STORE_BYTES
     grams = layered_grams(joint, store_bytes=store) if layered else grams_by_rows(joint, generators)
-    checks = [_settle(own, gram, each) for own, gram, each in zip(joint.members, grams, generators, strict=True)]
+    checks = []
+    for own, gram, generator in zip(joint.members, grams, generators, strict=True):
+        checks.append(_settle(own, gram, generator))
+        if len(joint) > 1:
+            own.forget()
     traces = grams.diagonal(dim1=1, dim2=2).sum(1).tolist()
     kept = min(joint.inputs, joint.outputs)
     found = []

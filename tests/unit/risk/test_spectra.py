@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from gradveil.data import load_data
 from gradveil.errors import ReplaceLayer, UnsupportedModel, UsageError
 from gradveil.learning import Learner, TrainingSettings, loss_by_name
 from gradveil.learning.embedding import EmbeddingLearner
@@ -210,9 +211,7 @@ def test_products_by_layers_are_the_ordinary_ones_and_are_checked(monkeypatch: p
     for jacobian in (odd(outside=False), make("resnet20", (3, 8, 8))):
         directions = torch.randn((3, jacobian.inputs), generator=Seed(4).generator("v"), dtype=torch.float64)
         plain = jacobian.push(directions)
-        assert torch.allclose(
-            layered_push(jacobian)(directions), plain, atol=1e-12 * float(plain.norm())
-        )
+        assert torch.allclose(layered_push(jacobian)(directions), plain, atol=1e-12 * float(plain.norm()))
     monkeypatch.setattr(lanczos, "BY_LAYERS", 0)
     for outside in (False, True):  # the second is missed by layers, so that the ordinary products must be taken
         jacobian = odd(outside=outside)
@@ -228,6 +227,21 @@ def test_single_precision_gram_is_summed_in_double() -> None:
     # Summed in single precision, values below about 3e-4 of the largest would drown: their squares are below its rounding.
     assert float((found.values - rough.values).abs().max()) < 1e-5 * top
     assert risk_score(rough, alpha=ALPHA).invre == pytest.approx(risk_score(found, alpha=ALPHA).invre, abs=1e-5)
+
+
+def test_rounding_does_not_enter_a_basis_in_single_precision() -> None:
+    """Where a run spans all there is, what is left of a block is rounding; taken for new, it once doubled singular values."""
+    data = load_data("digits")
+    learner = Learner.of(
+        build_model("mlp(hidden=[32])", input_shape=(1, 8, 8), classes=10, seed=Seed(0)), loss_by_name("cross_entropy")
+    )
+    for row in (13, 15):
+        single, exact = (
+            gradient_jacobian(learner, data.inputs[row], data.targets[row], dtype=dtype)
+            for dtype in (torch.float32, torch.float64)
+        )
+        found, dense = spectrum(single, mode="leading"), spectrum(exact, mode="dense")
+        assert float((found.values - dense.values[: len(found.values)]).abs().max()) < 1e-5 * float(dense.values[0])
 
 
 def single_precision(spelling: str, shape: tuple[int, ...]) -> Jacobian:
