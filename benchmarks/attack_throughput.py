@@ -5,8 +5,8 @@ step at a time. The same objective, model and device; rounds are interleaved and
 machine harms both alike.
 
     python benchmarks/attack_throughput.py --device cpu --model lenet --targets 16
-    python benchmarks/attack_throughput.py --device cuda --model lenet --targets 512
-    python benchmarks/attack_throughput.py --device cuda --model resnet18 --targets 32
+    python benchmarks/attack_throughput.py --device cuda --model lenet --targets 512 --modes batched,captured
+    python benchmarks/attack_throughput.py --device cuda --model resnet18 --targets 32 --modes batched,captured
 """
 
 from __future__ import annotations
@@ -24,7 +24,8 @@ import torch
 from torch import Tensor
 
 from gradveil.adversary import OBSERVED, OpenAdversary, prefixed, with_prefix
-from gradveil.attacks.execution import Execution
+from gradveil.attacks.execution import COARSE_FROM, Execution, matrix_products
+from gradveil.attacks.matrix_convolution import quicker
 from gradveil.attacks.objectives import OBJECTIVES
 from gradveil.learning import Learner, loss_by_name
 from gradveil.models import build_model
@@ -56,6 +57,7 @@ def loop_step(learner: Learner, inputs: Tensor, labels: Tensor, seen: list[Named
 def engine_step(learner: Learner, inputs: Tensor, labels: Tensor, seen: list[Named], mode: str) -> Step:
     """Return our way: the engine's own evaluation of all candidates."""
     adversary, cosine = OpenAdversary(), OBJECTIVES.get("cosine")
+    learner = quicker(learner, tuple(inputs.shape[2:]))
     shape = inputs.shape[1:]
 
     def loss(row: Tensor, constants: Named) -> Tensor:
@@ -66,6 +68,16 @@ def engine_step(learner: Learner, inputs: Tensor, labels: Tensor, seen: list[Nam
     evaluate = Execution(mode, inputs.shape[0]).prepare(loss)
     rows = inputs.flatten(1)
     return lambda: _consume(evaluate(rows, constants))
+
+
+def _precise(step: Step, device: torch.device, coarse: bool) -> Step:
+    """Run a step in the precision that an attack would run it in."""
+
+    def run() -> None:
+        with matrix_products(device, coarse=coarse):
+            step()
+
+    return run
 
 
 def _consume(result: tuple[Tensor, Tensor]) -> None:
@@ -103,7 +115,7 @@ def measure(
     ways: dict[str, tuple[Step, int]] = {"loop": (loop_step(learner, inputs[few], labels[few], seen[few]), loop_targets)}
     compile_seconds = {}
     for mode in modes:
-        step = engine_step(learner, inputs, labels, seen, mode)
+        step = _precise(engine_step(learner, inputs, labels, seen, mode), device, learner.parameters >= COARSE_FROM)
         begun = time.perf_counter()
         step()
         compile_seconds[mode] = round(time.perf_counter() - begun, 2)

@@ -27,7 +27,7 @@ def cells(data: str, resnet20: str, device: str) -> list[Cell]:
         *(Cell(**common, model=model, records=32) for model in (sigmoid, relu, "convnet")),
         Cell(**common, model='resnet20(normalize="imagenet")', weights=resnet20, state="given", records=24),
     ]
-    for model in (sigmoid, relu, "convnet"):
+    for model in (sigmoid, relu, "convnet", "resnet18"):
         found += [Cell(**common, model=model, records=32, batch_size=size) for size in (4, 16)]
         found += [Cell(**common, model=model, records=32, batch_size=4, local_steps=4)]
     return found

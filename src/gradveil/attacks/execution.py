@@ -21,7 +21,7 @@ from gradveil.attacks.capture import Captured
 from gradveil.errors import UsageError
 from gradveil.tensors import Named
 
-__all__ = ["MODES", "Execution", "choose_execution", "matrix_products"]
+__all__ = ["COARSE_FROM", "MODES", "Execution", "choose_execution", "matrix_products"]
 
 MODES = ("auto", "batched", "looped", "captured", "compiled")
 Evaluate = Callable[[Tensor, Named], tuple[Tensor, Tensor]]
@@ -30,6 +30,8 @@ CPU_BATCH_LIMIT = 300_000
 COMPILE_PAYS_CPU = 400_000
 CAPTURE_PAYS = 10
 """Steps from which recording a step is worth the three evaluations it costs."""
+COARSE_FROM = 2_000_000
+"""Weights from which `matrix_products` may be coarse in an attack."""
 
 
 @dataclass(frozen=True)

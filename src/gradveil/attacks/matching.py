@@ -14,10 +14,10 @@ from torch import Tensor
 from gradveil.adversary import prefixed, with_prefix
 from gradveil.attacks.adaptive import OFFSET, REFRESH_EVERY, STANCES, StraightThrough, adversary_for
 from gradveil.attacks.base import Desk
-from gradveil.attacks.execution import Execution, choose_execution, matrix_products
+from gradveil.attacks.execution import COARSE_FROM, Execution, choose_execution, matrix_products
 from gradveil.attacks.labels import recover_labels
 from gradveil.attacks.loop import Outcome, Problem, Refresh, optimise
-from gradveil.attacks.matrix_convolution import with_matrix_convolutions
+from gradveil.attacks.matrix_convolution import quicker
 from gradveil.attacks.objectives import OBJECTIVES
 from gradveil.attacks.optimisers import LBFGS, Adam
 from gradveil.attacks.priors import energy, total_variation
@@ -36,8 +36,6 @@ Labels = Literal["recovered", "joint", "given"]
 LIKELIHOOD = "likelihood"
 STATISTICS = "statistics/"
 SETTLED = 0.9
-MATRIX_PAYS = 2_000_000
-"""Weights from which unfolded convolutions are faster on a GPU: 1.7 times on ResNet-18, three times slower on ResNet-20."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -145,8 +143,8 @@ class _Matching:
 
 def run_recipe(recipe: Recipe, observations: Sequence[Observation], desk: Desk) -> list[Reconstruction]:
     """Run one recipe on all observations; they must share learners, threat model and shapes (one cell is one batch)."""
-    large = observations[0].learner.parameters >= MATRIX_PAYS
-    with matrix_products(next(iter(observations[0].learner.weights.values())).device, coarse=large):
+    learner = observations[0].learner
+    with matrix_products(next(iter(learner.weights.values())).device, coarse=learner.parameters >= COARSE_FROM):
         return _run_recipe(recipe, observations, desk)
 
 
@@ -155,8 +153,7 @@ def _run_recipe(recipe: Recipe, observations: Sequence[Observation], desk: Desk)
     adversary = adversary_for(recipe.stance, first)
     smooth = recipe.smooth_relu and bool(recipe.matching) and has_relu(first.learner)
     learners = tuple(smooth_learner(learner) if smooth else learner for learner in first.learners)
-    if next(iter(first.learner.weights.values())).device.type == "cuda" and first.learner.parameters >= MATRIX_PAYS:
-        learners = tuple(with_matrix_convolutions(learner) for learner in learners)
+    learners = tuple(quicker(learner, first.input_shape) for learner in learners)
     matching = _Matching(recipe, learners, adversary, adversary.noise_std(first), smooth)
     steps = desk.steps(recipe.steps)
     leaves, constants = _stack(recipe, adversary, observations, desk, smooth)
