@@ -32,7 +32,6 @@ import no_simulation  # noqa: F401  (adds the ensemble that --ensemble names)
 import torch
 
 from gradveil import __version__
-from gradveil.attacks import Referee
 from gradveil.audit.cells import Cell
 from gradveil.audit.measure import run_cell
 from gradveil.defenses import build_defense
@@ -145,12 +144,12 @@ def attack(spelling: str, options: argparse.Namespace) -> dict[str, Any]:
         "ensemble": record["cell"]["ensemble"],
         "model": options.model,
         "steps": options.steps,
+        "seed": options.seed,
         "measured": record["defense"]["measured"],
         # Rows measured before the attacker learned a filter from public pictures have no such entry.
         "learned_filter": getattr(build_defense(spelling).adversary(), "defense", None) is not None,
-        # Nor have those from before the filter gave back contrast, and from before the referee rehearsed to identify.
+        # Nor have those from before the filter gave back contrast this one.
         "contrast": MOST_CONTRAST,
-        "referee": "identification" if hasattr(Referee(), "margin") else "psnr",
         "plain": _figures(record["plain"]),
         "informed": _figures(informed),
         "selected": _figures(record["selected"]),
