@@ -12,6 +12,7 @@ from torch import nn
 
 from gradveil.attacks.referee import Referee, Verdict
 from gradveil.audit.judge import Scored
+from gradveil.audit.limits import clearly_ahead
 from gradveil.audit.subjects import Subject
 from gradveil.metrics import wilson
 from gradveil.models.batch_norm import batch_norm_mode
@@ -53,6 +54,7 @@ class Evidence:
     best: Scored
     nulls: dict[str, Scored]
     certificate: Mapping[str, Any] = field(default_factory=dict)
+    attackers: Sequence[Mapping[str, Any]] = ()
 
 
 def run_checks(evidence: Evidence) -> list[Check]:
@@ -68,6 +70,7 @@ def run_checks(evidence: Evidence) -> list[Check]:
         _enough_records,
         _enough_candidates,
         _regret,
+        _nobody_ahead,
         _informed,
         _dropout,
         _within_certificate,
@@ -235,6 +238,24 @@ def _regret(evidence: Evidence) -> Check:
             "The attacker could not tell; treat the best-by-truth row as what luck or a better prior may reach.",
         )
     return Check("regret", "ok", "The attacker's choice is close to the best candidate.")
+
+
+def _nobody_ahead(evidence: Evidence) -> Check:
+    """Compare the choice among all candidates with every attacker who does not choose."""
+    count, total = int((evidence.selected.rank == 1).sum()), len(evidence.selected.rank)
+    low, high = wilson(count, total)
+    ahead = clearly_ahead(evidence.attackers, {"identified": {"low": low, "high": high}})
+    if ahead is not None:
+        found = ahead["summary"]["identified"]
+        name = f"{str(ahead['recipe']).replace('_', ' ')} ({str(ahead['stance']).replace('_', ' ')})"
+        return Check(
+            "nobody_ahead",
+            "warn",
+            f"One attacker alone, {name}, identified {found['count']} of {found['n']} records; the choice among all candidates "
+            f"identified {count}.",
+            "Read the headline as too low: whoever commits to that attacker needs no choice. Limits count it.",
+        )
+    return Check("nobody_ahead", "ok", "No single attacker identified clearly more than the choice among all candidates.")
 
 
 def _informed(evidence: Evidence) -> Check:

@@ -21,7 +21,7 @@ from gradveil.metrics.identification import IIP
 from gradveil.randomness import Seed
 from gradveil.records import Reconstruction
 
-__all__ = ["Scored", "best_by_truth", "null_rows", "score", "select"]
+__all__ = ["Scored", "best_by_truth", "null_rows", "per_recipe", "score", "select"]
 
 NAMES = ("mse", "psnr", "ssim", "lpips", "noise_fraction", "rdlv", "rdlv_nvflare")
 PRIOR_STEPS = 60

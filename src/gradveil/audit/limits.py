@@ -1,7 +1,8 @@
 """Limits a pipeline can be gated on: ``identified>0.05`` fails when more than 5 % of the records may have been identified.
 
 A limit is compared with the bound of the confidence interval that is worse for the owner of the data, never with the point
-estimate: the upper bound of identified, PSNR and SSIM, the lower bound of MSE. So few records cannot pass a strict limit.
+estimate: the upper bound of identified, PSNR and SSIM, the lower bound of MSE. So few records cannot pass a strict limit. Where
+one attacker alone identified clearly more records than the attacker's choice among all candidates, that attacker counts.
 ``invre>0.45`` is about risk without an attack: it fails where some record may score above, and takes the most its score can be.
 
 It applies to every cell except the undefended baseline ``none``, which is there for comparison; where ``none`` is the only
@@ -19,7 +20,7 @@ from typing import Any
 from gradveil.errors import LeakAboveLimit, Unreliable, UsageError, suggest
 from gradveil.registry import parse_call, split_chain
 
-__all__ = ["Limit", "Outcome", "Violation", "compare", "enforce", "parse_limit"]
+__all__ = ["Limit", "Outcome", "Violation", "clearly_ahead", "compare", "enforce", "parse_limit"]
 
 METRICS = {"identified": True, "psnr": True, "ssim": True, "mse": False, "invre": True}
 """Whether a higher value is a larger leak."""
@@ -198,17 +199,40 @@ def _bound(limit: Limit, cell: Mapping[str, Any]) -> tuple[float, str]:
     failed = [str(check.get("sentence", "")) for check in cell.get("checks", ()) if check.get("level") == "fail"]
     if failed:
         return math.nan, f"a trust check failed ({failed[0].rstrip('.')})"
-    summary = (cell.get("selected") or {}).get(limit.metric) or {}
+    summary = _judged(limit, cell)
     bound = summary.get("high" if METRICS[limit.metric] else "low")
     if not isinstance(bound, (int, float)) or not math.isfinite(bound):
         return math.nan, f"{limit.metric} was not measured"
     return float(bound), ""
 
 
+def clearly_ahead(attackers: Sequence[Mapping[str, Any]], selected: Mapping[str, Any]) -> Mapping[str, Any] | None:
+    """Return the attacker who alone identified clearly more records than the choice among all candidates, if there is one.
+
+    A recipe that somebody commits to needs no truth, so what it identifies is identified, whatever the referee preferred. Their
+    intervals must not touch: among a dozen attackers some are ahead by chance.
+
+    Args:
+        attackers: Rows of `gradveil.audit.judge.per_recipe`, as cells keep them.
+        selected: The summary of the choice.
+    """
+    chosen = selected.get("identified") or {}
+    shares = [(row, (row.get("summary") or {}).get("identified") or {}) for row in attackers]
+    ahead = [(share.get("value", 0.0), row) for row, share in shares if share.get("low", 0.0) > chosen.get("high", 1.0)]
+    return max(ahead, key=lambda pair: float(pair[0]))[1] if ahead else None
+
+
+def _judged(limit: Limit, cell: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return the summary that counts: of the choice among all candidates, or of a single attacker who identified clearly more."""
+    selected = cell.get("selected") or {}
+    ahead = clearly_ahead(cell.get("attackers") or (), selected) if limit.metric == "identified" else None
+    return (ahead["summary"] if ahead is not None else selected).get(limit.metric) or {}
+
+
 def _sentence(limit: Limit, cell: Mapping[str, Any], bound: float) -> str:
     if limit.metric == "invre":
         return _risk_sentence(limit, cell, bound)
-    summary = cell["selected"][limit.metric]
+    summary = _judged(limit, cell)
     if limit.metric != "identified":
         side = "at most" if METRICS[limit.metric] else "at least"
         told = f"median {limit.metric} {summary.get('median', math.nan):.4g}, {side} {bound:.4g}"

@@ -141,7 +141,8 @@ def _judge(
     assert selected is not None and best is not None
     nulls = null_rows(subject, ensemble, desk, len(candidates[0]), selected)
     certificate = certify(subject)
-    evidence = Evidence(subject, candidates, kept, verdicts, referee, selected, best, nulls, certificate)
+    attackers = per_recipe(subject, candidates, referee, kept, seed)
+    evidence = Evidence(subject, candidates, kept, verdicts, referee, selected, best, nulls, certificate, attackers)
     records = _records(subject, selected, best, kept)
     record = {
         "cell": {**subject.cell.as_dict(), "ensemble": ensemble.name, "threads": torch.get_num_threads()},
@@ -153,7 +154,7 @@ def _judge(
         **{name: row.summary(seed.child(name)) if row else None for name, row in rows.items()},
         "region": region_of_cell(subject, {**rows, "data_mean": nulls["data_mean"]}, seed.child("region")),
         "regret_db": _regret(selected, best),
-        "attackers": per_recipe(subject, candidates, referee, kept, seed),
+        "attackers": attackers,
         "nulls": {name: null.summary(seed.child("null", name)) for name, null in nulls.items()},
         "bar": _bar(nulls, seed),
         "records": records,

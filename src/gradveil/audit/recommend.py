@@ -237,7 +237,7 @@ def _candidate(spelling: str, settings: Sequence[Setting], asked: Requirements) 
     worst = min(differences, key=lambda each: each.value, default=None)
     found = Candidate(
         spelling=spelling,
-        identified=max((cell.selected.identified for cell in cells), key=lambda share: share.high),
+        identified=max((cell.exposed for cell in cells), key=lambda share: share.high),
         accuracy=min((cell.accuracy for cell in cells if cell.accuracy is not None), key=lambda each: each.value, default=None),
         difference=worst,
         time=_worst([cell.time_ratio for cell in cells]),
@@ -245,7 +245,7 @@ def _candidate(spelling: str, settings: Sequence[Setting], asked: Requirements) 
         doubts=tuple(_doubts(cells, len(settings), asked)),
         excess=(),
     )
-    bare = max((s.undefended.selected.identified for s in settings if s.undefended is not None), key=lambda share: share.high)
+    bare = max((s.undefended.exposed for s in settings if s.undefended is not None), key=lambda share: share.high)
     idle = (
         [(f"leaks no less than no defense ({bare.count} of {bare.n})", 1.0)] if found.identified.high >= bare.high - 1e-9 else []
     )
@@ -339,7 +339,7 @@ def _notes_on(chosen: Candidate, others: Sequence[Candidate], settings: Sequence
             notes.append(f"differential privacy of the whole training: {proved.sentence}")
         if cell.informed is None:
             notes.append(f"no attacker of {cell.ensemble} knew this defense; one who does may find more")
-        if cell.selected.identified.high >= bare.selected.identified.low:
+        if cell.exposed.high >= bare.exposed.low:
             notes.append("its interval overlaps that of no defense, so these records do not show that it leaks less")
         if status_of(cell, bare) is Status.BROKEN:
             notes.append(

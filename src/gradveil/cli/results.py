@@ -74,7 +74,7 @@ def _table(setting: Setting) -> Table:
         status = status_of(cell, setting.undefended).value
         table.add_row(
             cell.defense.spelling,
-            _identified(cell.selected.identified),
+            _identified(cell.exposed),
             _count(cell.plain),
             _count(cell.informed),
             db(psnr.median if psnr else None),
@@ -144,7 +144,7 @@ def _row(cell: Cell) -> dict[str, Any]:
         "setting": dict(cell.settings),
         "n": cell.n,
         "candidates": cell.candidates,
-        "identified": vars(cell.selected.identified),
+        "identified": vars(cell.exposed),
         "plain": vars(cell.plain.identified) if cell.plain else None,
         "informed": vars(cell.informed.identified) if cell.informed else None,
         "psnr": vars(psnr) if psnr else None,

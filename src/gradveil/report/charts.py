@@ -57,7 +57,7 @@ def identified_chart(cells: Sequence[Cell], *, narrow: bool = False, ident: str 
     scale = Scale(0.0, 1.0, layout.left, layout.right)
     bottom = TOP + layout.row * len(cells)
     rows = [_row(cell, scale, layout, TOP + layout.row * i) for i, cell in enumerate(cells)]
-    best = "; ".join(f"{cell.defense.spelling}: {percent(cell.selected.identified.value)}" for cell in cells)
+    best = "; ".join(f"{cell.defense.spelling}: {percent(cell.exposed.value)}" for cell in cells)
     return drawing(
         *_share_axis(scale, bottom),
         *rows,
@@ -81,7 +81,7 @@ def _share_axis(scale: Scale, bottom: float) -> list[Markup]:
 
 
 def _row(cell: Cell, scale: Scale, layout: Layout, top: float) -> Markup:
-    share, bar = cell.selected.identified, bar_of(cell)
+    share, bar = cell.exposed, bar_of(cell)
     band = 24.0
     y = top + (layout.row - band / 2 - 4 if layout.stacked else layout.row / 2)
     value = f"{percent(share.value)} ({interval(share.low, share.high)})"
@@ -135,7 +135,7 @@ def _pair(plain: Summary | None, informed: Summary | None, scale: Scale, y: floa
 
 def strip(cell: Cell, ident: str) -> Markup:
     """Draw the first screen's small strip: one share, its interval, and the null band."""
-    share, bar = cell.selected.identified, bar_of(cell)
+    share, bar = cell.exposed, bar_of(cell)
     scale = Scale(0.0, 1.0, 2.0, 358.0)
     return drawing(
         tag("rect", x=scale(0), y=6, width=scale(1) - scale(0), height=16, class_="track"),
@@ -184,7 +184,7 @@ def on_frontier(costs: Sequence[float | None], leaks: Sequence[float], *, lower_
 
 def frontier_chart(cells: Sequence[Cell], axis: Axis, ident: str) -> Markup:
     """Draw privacy (upper bound of the share identified) against one cost; rungs are joined; numbers key the table."""
-    leaks = [cell.selected.identified.high for cell in cells]
+    leaks = [cell.exposed.high for cell in cells]
     known = [value for value in axis.values if value is not None]
     ticks = nice_ticks(min(known), max(known))
     x, y = Scale(ticks[0], ticks[-1], 52.0, 342.0), Scale(0.0, 1.0, 248.0, 18.0)

@@ -229,7 +229,7 @@ def _decision(judged: Sequence[Cell]) -> dict[str, Any]:
     if not trained:
         return {"decision": None}
     values = [cell.accuracy.value if cell.accuracy else None for cell in judged]
-    leaks = [cell.selected.identified.high for cell in judged]
+    leaks = [cell.exposed.high for cell in judged]
     return {
         "decision": {
             "wide": decision_chart(judged),

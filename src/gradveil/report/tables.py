@@ -173,7 +173,7 @@ def _values(cells: Sequence[Cell], name: str) -> tuple[str, ...]:
 def _heat_cell(cell: Cell | None) -> HeatCell:
     if cell is None:
         return HeatCell(shade=None, share="", note="not measured")
-    share = cell.selected.identified
+    share = cell.exposed
     if cell.failures:
         return HeatCell(shade=None, share="no verdict", note="a check failed")
     note = f"{interval(share.low, share.high)}, n = {share.n}"

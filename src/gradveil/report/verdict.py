@@ -71,14 +71,14 @@ class Headline:
         """Whether the best defense lowers the upper bound at all."""
         if self.best is None or self.undefended is None:
             return False
-        return self.best.selected.identified.high < self.undefended.selected.identified.high - 1e-9
+        return self.best.exposed.high < self.undefended.exposed.high - 1e-9
 
 
 def _rank(cell: Cell) -> tuple[float, float, float, float]:
     def known(value: float | None) -> float:
         return math.inf if value is None else value
 
-    high = round(cell.selected.identified.high, 9)
+    high = round(cell.exposed.high, 9)
     return high, known(cell.bytes_up), known(cell.timing.defense_ms), known(cell.regret_worst)
 
 
@@ -96,7 +96,7 @@ def closer_than_null(cell: Cell) -> bool:
 
 def status_of(cell: Cell, undefended: Cell | None) -> Status:
     """Return what the cell lets us say, given the undefended cell of its setting."""
-    share, bar = cell.selected.identified, bar_of(cell)
+    share, bar = cell.exposed, bar_of(cell)
     if cell.failures:
         return Status.NO_VERDICT
     if share.low > bar.high:
@@ -132,7 +132,7 @@ def choose_headline(results: Results) -> Headline:
         cell = setting.undefended
         if cell is None:
             return 0, 0.0, 0.0, len(setting.cells)
-        share = cell.selected.identified
+        share = cell.exposed
         return (1 if cell.failures else 2), share.value, share.low, len(setting.cells)
 
     leading = max(settings, key=exposure)

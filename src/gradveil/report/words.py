@@ -64,7 +64,7 @@ def guessing(cell: Cell) -> str:
 
 def identified_sentence(cell: Cell) -> str:
     """Say how many records the strongest attacker identified, with interval and chance level."""
-    share = cell.selected.identified
+    share = cell.exposed
     return (
         f"the strongest attacker identified {share.count} of {count(share.n, 'record')} "
         f"({percent(share.value)}, 95{NBSP}% interval {interval(share.low, share.high)}); {guessing(cell)}"
@@ -84,7 +84,7 @@ def _against_null(cell: Cell) -> str:
 
 def judgement(cell: Cell, undefended: Cell | None) -> str:
     """Say what the numbers allow us to say about one cell, given the undefended cell of its setting, and no more."""
-    share, status = cell.selected.identified, status_of(cell, undefended)
+    share, status = cell.exposed, status_of(cell, undefended)
     if status is Status.NO_VERDICT:
         return no_verdict(cell)
     if status is Status.UNTESTED:
@@ -107,11 +107,11 @@ def headline_sentence(headline: Headline) -> str:
         return "The undefended update was not measured in this run"
     if cell.failures:
         return "No verdict: a check failed on the undefended update"
-    share = cell.selected.identified
+    share = cell.exposed
     bare = f"Without a defense, the strongest attacker identified {share.count} of {count(share.n, 'record')}"
     if best is None:
         return bare
-    after = best.selected.identified
+    after = best.exposed
     if not headline.helps:
         return f"{bare}; no defense of this run lowered that bound"
     return f"{bare}; with the best defense of this run, {after.count} of {after.n}"

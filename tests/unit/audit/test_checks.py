@@ -116,6 +116,19 @@ def with_matching_alone(count: int) -> Evidence:
     return dataclasses.replace(nothing, certificate=with_certificate(0.1, matching=count).certificate)
 
 
+def with_attacker_ahead() -> Evidence:
+    """The choice identified nobody, and one of two attackers alone 12 of 16."""
+    rows = [
+        {
+            "recipe": "stay_smooth",
+            "stance": stance,
+            "summary": {"identified": {"low": low, "value": low, "count": count, "n": 16}},
+        }
+        for stance, count, low in (("plain", 4, 0.1), ("zero_mask", 12, 0.5))
+    ]
+    return dataclasses.replace(chosen_instead(lambda i: torch.full_like(near(i), 0.5)), attackers=rows)
+
+
 NAN = float("nan")
 FIRING: list[tuple[str, str, Callable[[], Evidence]]] = [
     ("matching_loss_fell", "fail", lambda: with_candidates(1.0, best_loss=1.0)),
@@ -132,6 +145,7 @@ FIRING: list[tuple[str, str, Callable[[], Evidence]]] = [
     ("enough_records", "warn", lambda: with_candidates_and_records(15, 256)),
     ("enough_candidates", "warn", lambda: with_candidates_and_records(16, 99)),
     ("regret", "warn", lambda: chosen_instead(lambda i: near(i, 0.2))),
+    ("nobody_ahead", "warn", with_attacker_ahead),
     ("informed_complete", "warn", with_partial_adversary),
     ("dropout", "warn", lambda: with_model(nn.Sequential(nn.Linear(2, 2), nn.Dropout(0.5)))),
     ("within_certificate", "fail", lambda: with_certificate(0.25)),
@@ -209,3 +223,8 @@ def test_given_masks_are_not_called_labels_that_could_be_withheld() -> None:
     )
     check = checks._oracle_labels(told)  # type: ignore[arg-type]
     assert check.level == "warn" and "masks" in check.sentence and "known_labels" not in check.remedy
+
+
+def test_the_attacker_who_is_ahead_is_named() -> None:
+    told = look(with_attacker_ahead())["nobody_ahead"].sentence
+    assert told.startswith("One attacker alone, stay smooth (zero mask), identified 12 of 16 records")

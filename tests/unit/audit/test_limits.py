@@ -46,6 +46,19 @@ def test_risk_is_gated_by_the_most_its_worst_record_may_score() -> None:
     assert "InvRE of r-1 is 0.490, at most 0.500; 2 of 3 records" in found.violations[0].sentence
 
 
+def test_an_attacker_who_alone_is_clearly_ahead_counts() -> None:
+    def alone(count: int) -> list[dict[str, Any]]:
+        return [{"recipe": "some", "stance": "plain", "summary": cell("x", count)["selected"]}]
+
+    quiet = cell("pruning", 1)
+    assert outcome("identified>0.1", quiet) == ([], 0)
+    assert outcome("identified>0.1", {**quiet, "attackers": alone(60)}) == (["pruning"], 1)
+    # A little more than the choice happens by chance among a dozen attackers.
+    assert outcome("identified>0.1", {**quiet, "attackers": alone(6)}) == ([], 0)
+    found = compare([parse_limit("identified>0.1")], [{**quiet, "attackers": alone(60)}])
+    assert "60 of 100 records identified" in found.violations[0].sentence
+
+
 def test_without_scores_a_limit_on_risk_cannot_be_judged() -> None:
     for without in (scored("pruning", reason="BatchNorm"), {**cell("pruning"), "risk": None}):
         assert outcome("invre>0.45", without) == ([], 3)

@@ -10,7 +10,7 @@ import pytest
 
 from gradveil.report import numbers
 from gradveil.report.load import load_results
-from gradveil.report.results import Spread
+from gradveil.report.results import Share, Spread
 from gradveil.report.verdict import Headline, Status, choose_headline, status_of
 from gradveil.report.words import (
     costs,
@@ -178,3 +178,15 @@ def test_numbers_read_like_a_person_wrote_them(shown: str, expected: str) -> Non
 def test_how_a_federation_trained_is_told_as_it_was(changes: dict[str, object], expected: str) -> None:
     settings = {"rounds": 3, "local_epochs": 1, "local_steps": 0, "minibatch": 16, "learning_rate": 0.1}
     assert expected in utility_words({**settings, **changes})
+
+
+def test_an_attacker_who_alone_is_clearly_ahead_is_the_strongest(tmp_path: Path) -> None:
+    cell = load_results(make_results(tmp_path, defenses=[NONE, Example("x", 1, 1, 10.0)])).cells[1]
+    assert cell.attackers[0].summary is not None
+    strong = replace(cell.selected, identified=Share(value=0.75, low=0.5, high=0.9, count=12, n=16))
+    weak = replace(cell.selected, identified=Share(value=0.19, low=0.07, high=0.43, count=3, n=16))
+    assert cell.exposed == cell.selected.identified
+    ahead = replace(cell, attackers=tuple(replace(cell.attackers[0], summary=each) for each in (weak, strong)))
+    assert "the strongest attacker identified 12 of 16 records" in spaced(identified_sentence(ahead))
+    close = replace(cell, attackers=(replace(cell.attackers[0], summary=weak),))
+    assert close.exposed == cell.selected.identified, "intervals that touch may be chance"
