@@ -164,6 +164,7 @@ def run(part: Part, place: Place, limit: int) -> None:
         "device": torch.cuda.get_device_name() if place.device.type == "cuda" else platform.machine(),
         "torch": torch.__version__,
         "data": place.data.name,
+        "test_pictures": place.test_pictures,
         "found": found,
     }
     place.out.mkdir(parents=True, exist_ok=True)

@@ -84,6 +84,12 @@ class Place:
     device: torch.device
     seed: int = 0
 
+    @property
+    def test_pictures(self) -> int:
+        """How many pictures rows are drawn from: the same row of a shorter file is another picture."""
+        with np.load(self.data, allow_pickle=False) as archive:
+            return len(archive["y_test"])
+
     def pictures(self, rows: list[int]) -> Batch:
         """Return pictures of the test split, by place in one shuffled order."""
         with np.load(self.data, allow_pickle=False) as archive:

@@ -18,10 +18,15 @@ PREDICTORS = {
     "variation": "total variation of the picture",
 }
 Z95 = 1.959964
+DEFENDED_SCENE, DEFENDED_VALUES = "resnet20-cut1", 16_384
+"""What Figure 8 is about, and the size of its embedding."""
 FEW = 16
 """Pictures of Figures 5 and 6."""
 NULLS = "nulls"
 """The part that holds what guesses without an update score."""
+
+Picture = tuple[int, int]
+"""How many test pictures a file had, and the row in their shuffled order: the same row of another file is another picture."""
 
 
 def tables(folder: Path) -> str:
@@ -37,24 +42,41 @@ def tables(folder: Path) -> str:
     end = (
         f"\n{len(parts)} parts, {spent / 60:.0f} CPU minutes, torch {parts[0]['torch']}.\n" if parts else "nothing measured yet\n"
     )
-    blank = (
-        json.loads((folder / f"{NULLS}.json").read_text(encoding="utf-8"))["found"] if (folder / f"{NULLS}.json").exists() else []
-    )
+    blank = {
+        (part["test_pictures"], record["row"]): record
+        for part in (json.loads(path.read_text(encoding="utf-8")) for path in sorted(folder.glob(f"{NULLS}*.json")))
+        for record in part["found"]
+    }
     figures = [_defenses(parts, figure, blank) for figure in ("fig7", "fig8")]
-    return "\n".join([_correlations(parts), *_null_note(blank), notes, _choice(parts), *figures, end])
+    return "\n".join([_correlations(parts), *_null_note(parts, blank), notes, _choice(parts), *figures, end])
 
 
-def _null_note(blank: list[dict[str, Any]]) -> list[str]:
-    told = ", ".join(f"{name} {_psnr(float(np.median([record[name] for record in blank])))} dB" for name in ("grey", "data mean"))
-    return [f"Guesses that see nothing, median of {len(blank)} pictures: {told}."] if blank else []
+def _null_note(parts: list[dict[str, Any]], blank: dict[Picture, dict[str, Any]]) -> list[str]:
+    seen = {picture for subject in _subjects(parts, "fig3") for picture in _joined(parts, "fig3", "risk", subject)}
+    chosen = [blank[picture] for picture in seen if picture in blank]
+    told = ", ".join(
+        f"{name} {_psnr(float(np.median([record[name] for record in chosen])))} dB" for name in ("grey", "data mean") if chosen
+    )
+    return [f"Guesses that see nothing, median of {len(chosen)} pictures of the {len(seen)}: {told}."] if chosen else []
 
 
-def _joined(parts: list[dict[str, Any]], figure: str, job: str, subject: str, attack: str = "") -> dict[int, dict[str, Any]]:
-    """Return the records of all shards of a job, by row."""
+def _joined(parts: list[dict[str, Any]], figure: str, job: str, subject: str, attack: str = "") -> dict[Picture, dict[str, Any]]:
+    """Return the records of all shards of a job, by picture."""
     chosen = [
         p for p in parts if p["part"].startswith(figure) and (p["job"], p["subject"], p["attack"]) == (job, subject, attack)
     ]
-    return {record["row"]: record for part in chosen for record in part["found"]}
+    found = {(part["test_pictures"], record["row"]): record for part in chosen for record in part["found"]}
+    return found if job != "risk" or figure != "fig" else _undefended(parts, subject) | found
+
+
+def _undefended(parts: list[dict[str, Any]], subject: str) -> dict[Picture, dict[str, Any]]:
+    """Return the scores that Figure 8 has of its scene without a defense: more pictures of Figure 6."""
+    chosen = [part for part in parts if part["part"].startswith("fig8-none")] if subject == DEFENDED_SCENE else []
+    return {
+        (part["test_pictures"], record["row"]): {"invre": record["paper"], "outputs": DEFENDED_VALUES}
+        for part in chosen
+        for record in part["found"]["records"]
+    }
 
 
 def _subjects(parts: list[dict[str, Any]], figure: str) -> list[str]:
@@ -155,13 +177,15 @@ def _choice(parts: list[dict[str, Any]]) -> str:
         families.setdefault(subject.rpartition("-cut")[0] + " cuts" if "-cut" in subject else "architectures", []).append(subject)
     for family, subjects in families.items():
         rows = []
-        for subject in subjects:
-            # Figure 3 has more pictures of some of the same cuts, at the same weights and by the same attacks.
-            risk = {row: each for row, each in _joined(parts, "fig", "risk", subject).items() if row < FEW}
+        # Figure 3 has more pictures of some of the same cuts, at the same weights and by the same attacks.
+        pictures = {subject: _attacked_pictures(parts, subject) for subject in subjects}
+        pictures = {subject: found for subject, found in pictures.items() if found}
+        shared = set.intersection(*pictures.values()) if "-cut" in subjects[0] and pictures else set()
+        for subject in pictures:
+            # The order of cuts is told on the same pictures wherever there are any.
+            both = sorted(shared or pictures[subject])
+            risk = _joined(parts, "fig", "risk", subject)
             errors = {attack: _joined(parts, "fig", "attack", subject, attack) for attack in ("dlg", "ig")}
-            both = sorted(set(risk).intersection(*errors.values()))
-            if not both:
-                continue
             risk = {row: risk[row] for row in both}
             errors = {attack: {row: found[row] for row in both} for attack, found in errors.items()}
             best = [min(errors[a][row]["final"] for a in errors) for row in both]
@@ -189,16 +213,25 @@ def _choice(parts: list[dict[str, Any]]) -> str:
     return "\n".join(lines)
 
 
-def _null_lines(blank: list[dict[str, Any]], rows: list[int], columns: int) -> list[str]:
-    """What guesses that see nothing score on the same pictures."""
-    chosen = [record for record in blank if record["row"] in rows]
-    if len(chosen) < len(rows) or not rows:
-        return []
+def _attacked_pictures(parts: list[dict[str, Any]], subject: str) -> set[Picture]:
+    """Return the first pictures that were scored and attacked both ways."""
+    found = [set(_joined(parts, "fig", "risk", subject))]
+    found += [set(_joined(parts, "fig", "attack", subject, attack)) for attack in ("dlg", "ig")]
+    return {picture for picture in set.intersection(*found) if picture[1] < FEW}
+
+
+def _null_lines(blank: dict[Picture, dict[str, Any]], rows: list[Picture], columns: int) -> list[str]:
+    """What guesses that see nothing score on the same pictures, file by file."""
     lines = []
-    for name in ("grey", "data mean"):
-        error = float(np.mean([record[name] for record in chosen]))
-        middle = " | ".join(["–"] * (columns - 4))
-        lines.append(f"| null: {name} | {len(rows)} | {middle} | {error:.2e} | {_psnr(error)} |")
+    for count in sorted({count for count, _ in rows}):
+        own = [picture for picture in rows if picture[0] == count]
+        chosen = [blank[picture] for picture in own if picture in blank]
+        if len(chosen) < len(own):
+            continue
+        for name in ("grey", "data mean"):
+            error = float(np.mean([record[name] for record in chosen]))
+            middle = " | ".join(["–"] * (columns - 4))
+            lines.append(f"| null: {name} ({count} test pictures) | {len(own)} | {middle} | {error:.2e} | {_psnr(error)} |")
     return lines
 
 
@@ -206,7 +239,7 @@ def _psnr(error: float) -> str:
     return f"{10 * np.log10(1 / max(error, 1e-12)):.1f}"
 
 
-def _defenses(parts: list[dict[str, Any]], figure: str, blank: list[dict[str, Any]]) -> str:
+def _defenses(parts: list[dict[str, Any]], figure: str, blank: dict[Picture, dict[str, Any]]) -> str:
     title = "gradients of LeNet (Fig. 7)" if figure == "fig7" else "embeddings of ResNet-20, cut 1 (Fig. 8)"
     lines = [f"### InvRE against the strength of defenses: {title}", ""]
     head = [
@@ -224,17 +257,17 @@ def _defenses(parts: list[dict[str, Any]], figure: str, blank: list[dict[str, An
     strengths: dict[str, list[dict[str, Any]]] = {}
     for part in (part for part in parts if part["part"].startswith(figure)):
         strengths.setdefault(part["part"].partition(".")[0], []).append(part)
-    seen: set[int] = set()
+    seen: set[Picture] = set()
     for stem, shards in sorted(strengths.items(), key=lambda item: (not item[0].endswith("-none"), item[0])):
         records = [record for part in shards for record in part["found"]["records"]]
         told |= {note for part in shards for note in part["found"]["notes"]}
-        seen |= {record["row"] for record in records}
+        seen |= {(part["test_pictures"], record["row"]) for part in shards for record in part["found"]["records"]}
         mean = {name: float(np.mean([record[name] for record in records])) for name in ("paper", "inverse", "dlg", "ig")}
         best = float(np.mean([min(record["dlg"], record["ig"]) for record in records]))
+        files = " and ".join(str(count) for count in sorted({part["test_pictures"] for part in shards}))
         name = "none" if stem.endswith("-none") else shards[0]["found"]["defense"]
-        lines.append(
-            f"| {name} | {len(records)} | {mean['paper']:.3f} | {mean['inverse']:.3f} | {mean['dlg']:.2e} | {mean['ig']:.2e} | "
-            f"{_psnr(best)} |"
-        )
+        scores = f"{mean['paper']:.3f} | {mean['inverse']:.3f}"
+        errors = f"{mean['dlg']:.2e} | {mean['ig']:.2e} | {_psnr(best)}"
+        lines.append(f"| {name} ({files} test pictures) | {len(records)} | {scores} | {errors} |")
     lines += _null_lines(blank, sorted(seen), len(head))
     return "\n".join([*lines, "", *(f"* {note}" for note in sorted(told)), ""])
