@@ -7,6 +7,7 @@ import resource
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -19,6 +20,7 @@ from gradveil.audit.checks import Evidence, run_checks
 from gradveil.audit.judge import Scored, best_by_truth, null_rows, per_recipe, score, select
 from gradveil.audit.regions import region_of_cell
 from gradveil.audit.risks import CellRisk, risk_of_cell
+from gradveil.audit.shelf import Shelf
 from gradveil.audit.subjects import Subject, build_subject, load_cell_data
 from gradveil.data import Dataset
 from gradveil.defenses import build_defense, parts_of
@@ -46,7 +48,12 @@ class CellResult:
 
 
 def run_cell(
-    cell: Cell, dataset: Dataset | None = None, *, key: str = "", report: Callable[[int, int], None] | None = None
+    cell: Cell,
+    dataset: Dataset | None = None,
+    *,
+    key: str = "",
+    report: Callable[[int, int], None] | None = None,
+    work: Path | None = None,
 ) -> CellResult:
     """Attack one cell with its ensemble and judge the result.
 
@@ -55,6 +62,7 @@ def run_cell(
         dataset: Its data, where it is already loaded.
         key: Under which the result is kept.
         report: Told ``(steps done, steps planned)``, in candidate-steps, as the attack goes on.
+        work: Where attackers' finds are kept until the cell is done, so that a killed run need not repeat them.
     """
     started = time.perf_counter()
     dataset = dataset or load_cell_data(cell)
@@ -67,7 +75,7 @@ def run_cell(
     if not attacks:
         raise UsageError(f"no attack of {ensemble.name!r} applies to this model and batch size; choose another ensemble")
     counter.planned = planned_steps(attacks, desk, len(everyone))
-    found = attack_all(attacks, everyone, desk)
+    found = attack_all(attacks, everyone, desk, Shelf(work, cell.device))
     count = len(subject.targets)
     referee = Referee.rehearsed(
         [r.observation for r in subject.rehearsals],
@@ -108,11 +116,19 @@ def planned_steps(attacks: Sequence[Attack], desk: Desk, observations: int) -> i
     return sum(desk.steps(getattr(a, "steps", 1)) * getattr(a, "restarts", 1) * observations for a in attacks)
 
 
-def attack_all(attacks: Sequence[Attack], observations: Sequence[Observation], desk: Desk) -> list[list[Reconstruction]]:
+def attack_all(
+    attacks: Sequence[Attack], observations: Sequence[Observation], desk: Desk, shelf: Shelf | None = None
+) -> list[list[Reconstruction]]:
     """Launch every attacker on all observations together; return the candidates of each observation."""
     found: list[list[Reconstruction]] = [[] for _ in observations]
-    for attack in attacks:
-        candidates = launch(attack, observations, desk)
+    shelf = shelf or Shelf(None)
+    for place, attack in enumerate(attacks):
+        candidates = shelf.take(place)
+        if candidates is None:
+            candidates = launch(attack, observations, desk)
+            shelf.put(place, candidates)
+        elif desk.progress is not None:
+            desk.progress(planned_steps([attack], desk, len(observations)))
         for candidate in (*candidates, *informed_twins(candidates, observations)):
             found[candidate.target].append(candidate)
     return found

@@ -16,7 +16,7 @@ import os
 import re
 import shutil
 import zipfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -91,7 +91,7 @@ class Store:
     def write_cell(
         self, key: str, record: Mapping[str, Any], timing: Mapping[str, Any], pictures: Mapping[str, NDArray[Any]]
     ) -> None:
-        """Write a finished cell: pictures, then timing, then the record, which says that it is whole.
+        """Write a finished cell: pictures, then timing, then the record, which says that it is whole; its shelf goes.
 
         Args:
             key: The cell's key.
@@ -104,6 +104,16 @@ class Store:
             self._write(self._path("cells", key, ".npz"), npz_bytes(pictures))
         for suffix, text in texts.items():
             self._write(self._path("cells", key, suffix), text)
+        self.clear_shelves([key])
+
+    def clear_shelves(self, keys: Iterable[str]) -> None:
+        """Remove what finished cells kept on the way; a run can be killed between their last file and this."""
+        for key in keys:
+            shutil.rmtree(self.shelf_folder(key), ignore_errors=True)
+
+    def shelf_folder(self, key: str) -> Path:
+        """Return where a cell keeps what its attackers found until it is done."""
+        return self._path("cells", key, ".work")
 
     def give_utility(self, key: str, utility: Mapping[str, Any]) -> None:
         """Write what trainings found into a finished cell; one that has it already or is not done is left alone."""

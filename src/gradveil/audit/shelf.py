@@ -1,0 +1,72 @@
+"""What attackers of an unfinished cell have found so far, so that a killed run goes on behind the last attacker that ended.
+
+Attackers of a cell do not see each other's work and draw from generators of their own, so a cell whose first attackers are read
+from the shelf ends with the same bytes as one that ran in one go. The folder belongs to the cell's key, which covers settings,
+data and code; it goes when the cell is written. Tensors are kept bit by bit; nothing is pickled.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save
+from torch import Tensor
+
+from gradveil.durable import write_whole
+from gradveil.records import Reconstruction
+
+__all__ = ["Shelf"]
+
+TENSORS = ("inputs", "targets", "unfinished")
+PLAIN = tuple(f.name for f in fields(Reconstruction) if f.name not in (*TENSORS, "variables"))
+
+
+class Shelf:
+    """The folder of one cell; without one, nothing is kept and nothing found."""
+
+    def __init__(self, folder: Path | None, device: str = "cpu") -> None:
+        """Name the folder, made when something is put there, and where found tensors are wanted."""
+        self._folder, self._device = folder, device
+
+    def put(self, place: int, found: list[Reconstruction]) -> None:
+        """Keep what the attacker at one place of the line-up found; a full disk costs only the resumption."""
+        if self._folder is None:
+            return
+        tensors: dict[str, Tensor] = {}
+        rows: list[dict[str, Any]] = []
+        for index, one in enumerate(found):
+            own = {name: getattr(one, name) for name in TENSORS} | {f"variables/{n}": v for n, v in one.variables.items()}
+            # A slice of a batch is copied: the format refuses tensors that share memory.
+            tensors |= {f"{index}/{name}": value.detach().cpu().clone() for name, value in own.items() if value is not None}
+            rows.append({name: getattr(one, name) for name in PLAIN})
+        try:
+            self._folder.mkdir(parents=True, exist_ok=True)
+            write_whole(self._path(place), save(tensors, {"rows": json.dumps(rows)}))
+        except OSError:
+            return
+
+    def take(self, place: int) -> list[Reconstruction] | None:
+        """Return what was kept, or None where nothing whole is there."""
+        if self._folder is None or not self._path(place).is_file():
+            return None
+        try:
+            with safe_open(self._path(place), framework="pt") as file:
+                rows = json.loads((file.metadata() or {})["rows"])
+                tensors = {name: file.get_tensor(name).to(self._device) for name in file.keys()}  # noqa: SIM118 - no mapping
+            return [self._one(index, row, tensors) for index, row in enumerate(rows)]
+        except (OSError, SafetensorError, ValueError, KeyError, TypeError):
+            return None
+
+    def _one(self, index: int, row: dict[str, Any], tensors: dict[str, Tensor]) -> Reconstruction:
+        own = {name.split("/", 1)[1]: value for name, value in tensors.items() if name.startswith(f"{index}/")}
+        variables = {name.removeprefix("variables/"): v for name, v in own.items() if name.startswith("variables/")}
+        whole = {name: own.get(name) for name in TENSORS}
+        return Reconstruction(**{**row, **whole, "variables": variables})
+
+    def _path(self, place: int) -> Path:
+        assert self._folder is not None
+        return self._folder / f"{place:02d}.safetensors"
