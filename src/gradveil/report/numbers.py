@@ -145,6 +145,8 @@ def times(ratio: float | None) -> str:
     """Return a ratio: ``1.07×``."""
     if ratio is None:
         return MISSING
+    if 0 < ratio < 0.01:
+        return f"{ratio:.1g}×"
     return f"{ratio:.2f}×" if ratio < 10 else f"{ratio:.0f}×"
 
 

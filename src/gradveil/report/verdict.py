@@ -21,7 +21,9 @@ from gradveil.report.results import Bar, Cell, Results
 __all__ = ["Headline", "Setting", "Status", "bar_of", "choose_headline", "closer_than_null", "settings_of", "status_of"]
 
 # Where and how a cell was computed does not change the question it answers.
-NOT_A_SETTING = {"defense", "execution", "threads", "device"}
+NOT_A_SETTING = {"defense", "execution", "threads", "device", "risk"}
+# Settings that older results lack, and what they meant by it: both kinds stand in one table.
+UNSAID = {"scale": "", "read": "", "bn_statistics": False, "cut": "", "parts": "whole", "party": 0, "sees": "embedding"}
 
 
 class Status(Enum):
@@ -116,7 +118,8 @@ def settings_of(cells: Sequence[Cell]) -> tuple[Setting, ...]:
     """Group cells by everything but the defense, in plan order."""
     groups: dict[tuple[tuple[str, str], ...], list[Cell]] = {}
     for cell in cells:
-        key = tuple(sorted((name, str(value)) for name, value in cell.settings.items() if name not in NOT_A_SETTING))
+        told = {name: value for name, value in cell.settings.items() if name not in NOT_A_SETTING}
+        key = tuple(sorted((name, str(value)) for name, value in told.items() if name not in UNSAID or value != UNSAID[name]))
         groups.setdefault(key, []).append(cell)
     return tuple(Setting(cells=tuple(group)) for group in groups.values())
 

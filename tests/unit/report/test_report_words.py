@@ -11,7 +11,7 @@ import pytest
 from gradveil.report import numbers
 from gradveil.report.load import load_results
 from gradveil.report.results import Share, Spread
-from gradveil.report.verdict import Headline, Status, choose_headline, status_of
+from gradveil.report.verdict import Headline, Status, choose_headline, settings_of, status_of
 from gradveil.report.words import (
     costs,
     headline_sentence,
@@ -190,3 +190,14 @@ def test_an_attacker_who_alone_is_clearly_ahead_is_the_strongest(tmp_path: Path)
     assert "the strongest attacker identified 12 of 16 records" in spaced(identified_sentence(ahead))
     close = replace(cell, attackers=(replace(cell.attackers[0], summary=weak),))
     assert close.exposed == cell.selected.identified, "intervals that touch may be chance"
+
+
+def test_results_that_lack_a_later_setting_stand_beside_those_that_have_it(tmp_path: Path) -> None:
+    older, newer = load_results(make_results(tmp_path, defenses=DEFENSES[:2])).cells
+    told = replace(newer, settings={**newer.settings, "read": "", "cut": "", "risk": "off"})
+    assert len(settings_of([older, told])) == 1
+    assert len(settings_of([older, replace(newer, settings={**newer.settings, "cut": "cut1"})])) == 2
+
+
+def test_a_small_ratio_is_not_nothing() -> None:
+    assert (numbers.times(0.0045), numbers.times(0.01), numbers.times(1.07)) == ("0.004×", "0.01×", "1.07×")
