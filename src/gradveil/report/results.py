@@ -327,11 +327,7 @@ class Cell:
 
     @property
     def exposed(self) -> Share:
-        """What the strongest attacker identified: the choice among all candidates, or one attacker who alone is clearly ahead.
-
-        The rule is that of `gradveil.audit.limits.clearly_ahead`: a recipe that somebody commits to needs no choice, and
-        intervals that touch may be chance.
-        """
+        """What the strongest attacker identified: the choice, or who alone is ahead, as `gradveil.audit.limits.clearly_ahead`."""
         alone = [attacker.summary.identified for attacker in self.attackers if attacker.summary is not None]
         chosen = self.selected.identified
         return max((share for share in alone if share.low > chosen.high), key=lambda share: share.value, default=chosen)
