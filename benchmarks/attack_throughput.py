@@ -24,13 +24,13 @@ import torch
 from torch import Tensor
 
 from gradveil.adversary import OBSERVED, OpenAdversary, prefixed, with_prefix
-from gradveil.attacks.execution import COARSE_FROM, Execution, matrix_products
+from gradveil.attacks.execution import COARSE_FROM, Execution
 from gradveil.attacks.matrix_convolution import quicker
 from gradveil.attacks.objectives import OBJECTIVES
 from gradveil.learning import Learner, loss_by_name
 from gradveil.models import build_model
 from gradveil.randomness import Seed
-from gradveil.tensors import Named
+from gradveil.tensors import Named, matrix_products
 
 Step = Callable[[], None]
 

@@ -1,12 +1,13 @@
 """Arithmetic on named tensors: plain dictionaries from parameter name to tensor, in the model's own order.
 
 Every function returns new tensors, works under ``torch.func.vmap`` unless it says otherwise, and refuses operands whose names
-differ.
+differ. `matrix_products` alone is about how all of torch multiplies.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 
 import torch
 from torch import Tensor
@@ -22,6 +23,7 @@ __all__ = [
     "dot",
     "flatten",
     "map_tensors",
+    "matrix_products",
     "norm",
     "scale",
     "stack",
@@ -134,3 +136,20 @@ def check_finite(named: Mapping[str, Tensor], what: str = "the update") -> None:
         if not bool(torch.isfinite(value).all()):
             count = int((~torch.isfinite(value)).sum())
             raise BadUpdate(f"{what} has {count} entries that are not finite in {name!r}; look at the training that made it")
+
+
+@contextmanager
+def matrix_products(device: torch.device, *, coarse: bool) -> Iterator[None]:
+    """Decide whether a GPU may round the factors of matrix products and convolutions to ten bits (TF32), which is faster.
+
+    torch's own default allows it in convolutions only.
+    """
+    if device.type != "cuda":
+        yield
+        return
+    before = torch.backends.cudnn.allow_tf32, torch.backends.cuda.matmul.allow_tf32
+    torch.backends.cudnn.allow_tf32 = torch.backends.cuda.matmul.allow_tf32 = coarse
+    try:
+        yield
+    finally:
+        torch.backends.cudnn.allow_tf32, torch.backends.cuda.matmul.allow_tf32 = before

@@ -8,8 +8,7 @@ Compilation pays only where a program runs for minutes.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,7 +20,7 @@ from gradveil.attacks.capture import Captured
 from gradveil.errors import UsageError
 from gradveil.tensors import Named
 
-__all__ = ["COARSE_FROM", "MODES", "Execution", "choose_execution", "matrix_products"]
+__all__ = ["COARSE_FROM", "MODES", "Execution", "choose_execution"]
 
 MODES = ("auto", "batched", "looped", "captured", "compiled")
 Evaluate = Callable[[Tensor, Named], tuple[Tensor, Tensor]]
@@ -31,7 +30,11 @@ COMPILE_PAYS_CPU = 400_000
 CAPTURE_PAYS = 10
 """Steps from which recording a step is worth the three evaluations it costs."""
 COARSE_FROM = 2_000_000
-"""Weights from which `matrix_products` may be coarse in an attack."""
+"""Weights from which matrix products may be coarse (`gradveil.tensors.matrix_products`) in an attack.
+
+The loss of a LeNet starts at 5e-6 of its scale: there the truth would no longer be the minimum. On a ResNet-18 a picture at 40 dB
+is a thousand times further from the truth than this rounding is.
+"""
 
 
 @dataclass(frozen=True)
@@ -52,24 +55,6 @@ class Execution:
         if self.mode == "captured":
             together = Captured(together)
         return lambda rows, constants: _chunked(together, rows, constants, self.chunk)
-
-
-@contextmanager
-def matrix_products(device: torch.device, *, coarse: bool) -> Iterator[None]:
-    """Decide whether a GPU may round the factors of matrix products and convolutions to ten bits (TF32), which is faster.
-
-    The loss of a LeNet starts at 5e-6 of its scale: there the truth would no longer be the minimum. On a ResNet-18 a picture at
-    40 dB is a thousand times further from the truth than this rounding is. torch's own default allows it in convolutions only.
-    """
-    if device.type != "cuda":
-        yield
-        return
-    before = torch.backends.cudnn.allow_tf32, torch.backends.cuda.matmul.allow_tf32
-    torch.backends.cudnn.allow_tf32 = torch.backends.cuda.matmul.allow_tf32 = coarse
-    try:
-        yield
-    finally:
-        torch.backends.cudnn.allow_tf32, torch.backends.cuda.matmul.allow_tf32 = before
 
 
 def _looped(one: Any, rows: Tensor, constants: Named) -> tuple[Tensor, Tensor]:

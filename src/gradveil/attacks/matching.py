@@ -14,7 +14,7 @@ from torch import Tensor
 from gradveil.adversary import prefixed, with_prefix
 from gradveil.attacks.adaptive import OFFSET, REFRESH_EVERY, STANCES, StraightThrough, adversary_for
 from gradveil.attacks.base import Desk
-from gradveil.attacks.execution import COARSE_FROM, Execution, choose_execution, matrix_products
+from gradveil.attacks.execution import COARSE_FROM, Execution, choose_execution
 from gradveil.attacks.labels import recover_labels
 from gradveil.attacks.loop import Outcome, Problem, Refresh, optimise
 from gradveil.attacks.matrix_convolution import quicker
@@ -26,7 +26,7 @@ from gradveil.errors import MissingKnowledge, UsageError, suggest
 from gradveil.learning.learner import Learner
 from gradveil.learning.statistics import recover_statistics, statistics_distance
 from gradveil.records import AdversaryModel, Comparison, Knowledge, Observation, Reconstruction
-from gradveil.tensors import Named
+from gradveil.tensors import Named, matrix_products
 
 __all__ = ["LIKELIHOOD", "Labels", "Recipe", "Start", "run_recipe"]
 

@@ -14,8 +14,7 @@ those of one record at a time, to rounding.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Hashable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -29,6 +28,7 @@ from gradveil.risk.jacobians import Jacobian
 from gradveil.risk.joint import JointJacobian, kin, memory
 from gradveil.risk.lanczos import MOST, SAME, block_width, leading_triplets
 from gradveil.risk.layered import STORE_BYTES, layered_bytes, layered_grams
+from gradveil.tensors import matrix_products
 
 __all__ = ["MODES", "Mode", "Spectrum", "choose_mode", "left_vectors", "records_at_once", "spectra_of", "spectrum"]
 
@@ -246,7 +246,7 @@ def _measured(jacobians: Sequence[Jacobian], seeds: Sequence[Seed], asked: _Aske
         "gram": lambda: _gram(joint, asked.vectors, generators),
         "leading": lambda: _leading(joint, asked.leading, generators),
     }
-    with _full_precision(device):
+    with matrix_products(device, coarse=False):
         if len(joint) > 1 and asked.mode != "gram":  # which checks itself
             _check_mapping(joint, seeds)
         measured = modes[asked.mode]()
@@ -277,20 +277,6 @@ def _check_mapping(joint: JointJacobian, seeds: Sequence[Seed]) -> None:
         own.forget()
         if float((alone - among).norm()) > SAME[joint.at.dtype] * float(alone.norm()):
             raise Unreliable("what is shared about a record depends on the records beside it")
-
-
-@contextmanager
-def _full_precision(device: torch.device) -> Iterator[None]:
-    """Forbid the ten-bit products (TF32) that a GPU otherwise puts in place of single precision in convolutions."""
-    if device.type != "cuda":
-        yield
-        return
-    before = torch.backends.cudnn.allow_tf32, torch.backends.cuda.matmul.allow_tf32
-    torch.backends.cudnn.allow_tf32 = torch.backends.cuda.matmul.allow_tf32 = False
-    try:
-        yield
-    finally:
-        torch.backends.cudnn.allow_tf32, torch.backends.cuda.matmul.allow_tf32 = before
 
 
 def left_vectors(jacobian: Jacobian, found: Spectrum) -> Tensor:
