@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -147,9 +148,13 @@ def matrix_products(device: torch.device, *, coarse: bool) -> Iterator[None]:
     if device.type != "cuda":
         yield
         return
-    before = torch.backends.cudnn.allow_tf32, torch.backends.cuda.matmul.allow_tf32
-    torch.backends.cudnn.allow_tf32 = torch.backends.cuda.matmul.allow_tf32 = coarse
+    # Not by the older `allow_tf32`: torch refuses to read that once anybody has used these.
+    places: tuple[Any, ...] = (torch.backends.cuda.matmul, torch.backends.cudnn.conv)  # type: ignore[attr-defined]
+    before = [place.fp32_precision for place in places]
     try:
+        for place in places:
+            place.fp32_precision = "tf32" if coarse else "ieee"
         yield
     finally:
-        torch.backends.cudnn.allow_tf32, torch.backends.cuda.matmul.allow_tf32 = before
+        for place, precision in zip(places, before, strict=True):
+            place.fp32_precision = precision

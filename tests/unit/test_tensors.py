@@ -101,3 +101,18 @@ def test_everything_but_checks_works_under_vmap() -> None:
     rows = tensors.unstack(many)
     alone = torch.stack([together(row, row) for row in rows])
     assert torch.allclose(vmap(together)(many, many), alone)
+
+
+def test_the_precision_of_products_is_restored_whoever_set_it() -> None:
+    matmul, convolution = torch.backends.cuda.matmul, torch.backends.cudnn.conv  # type: ignore[attr-defined]
+    before = matmul.fp32_precision, convolution.fp32_precision
+    try:
+        matmul.fp32_precision = "tf32"
+        with pytest.raises(KeyError), tensors.matrix_products(torch.device("cuda"), coarse=False):
+            assert (matmul.fp32_precision, convolution.fp32_precision) == ("ieee", "ieee")
+            raise KeyError
+        assert matmul.fp32_precision == "tf32"
+        with tensors.matrix_products(torch.device("cpu"), coarse=False):
+            assert matmul.fp32_precision == "tf32", "a CPU is left alone"
+    finally:
+        matmul.fp32_precision, convolution.fp32_precision = before

@@ -154,9 +154,9 @@ def _presentable(candidate: Reconstruction, observation: Observation) -> Reconst
         raise UsageError(
             f"attack recipe {candidate.recipe!r} returned shape {tuple(candidate.inputs.shape)}, expected {expected}"
         )
-    inputs = torch.nan_to_num(candidate.inputs.detach(), nan=0.5, posinf=1.0, neginf=0.0).clamp(0, 1)
+    inputs = torch.nan_to_num(candidate.inputs.detach(), nan=0.5, posinf=1.0, neginf=0.0).clamp(0, 1).contiguous()
     candidate = candidate.replace(inputs=inputs)
     if candidate.stance != "informed":
         return candidate
     finished = observation.adversary.finish(candidate, observation)
-    return finished.replace(inputs=finished.inputs.clamp(0, 1), unfinished=inputs)
+    return finished.replace(inputs=finished.inputs.clamp(0, 1).contiguous(), unfinished=inputs)

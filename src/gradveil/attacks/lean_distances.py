@@ -22,8 +22,8 @@ __all__ = ["squared_distance", "unit_distance"]
 def unit_distance(left: Sequence[Tensor], right: Sequence[Tensor], tiny: float) -> Tensor:
     """Return |s/|s| - o/|o||² / 2 over lists of tensors taken as one vector each; ``tiny`` is added to squared norms.
 
-    With a = 1/|s| and d = s a - o/|o|, the derivative in s is a d - a² L s, where L is the value: |s a| = 1 makes the inner
-    product of d and s a equal to L. Where s is zero the derivative is that of ``tiny``, like the plain formula's.
+    With a = (|s|² + tiny)^-½, b likewise and d = s a - o b, the derivative in s is a d - a² <d, s a> s, and the inner product is
+    L + tiny (b² - a²) / 2, where L is the value: the second term, nothing but for silent updates, is what |s a| lacks to one.
     """
     value: Tensor = _UnitDistance.apply(tiny, *left, *right)[0]  # type: ignore[no-untyped-call]
     return value
@@ -53,7 +53,7 @@ class _UnitDistance(torch.autograd.Function):
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
-        ctx.count = (len(inputs) - 1) // 2
+        ctx.tiny, ctx.count = inputs[0], (len(inputs) - 1) // 2
         ctx.mark_non_differentiable(*output[1:])
         ctx.save_for_backward(*inputs[1:], *output)
 
@@ -64,12 +64,15 @@ class _UnitDistance(torch.autograd.Function):
         left, right = ctx.saved_tensors[:n], ctx.saved_tensors[n : 2 * n]
         value, left_scale, right_scale, *apart = ctx.saved_tensors[2 * n :]
         wanted = ctx.needs_input_grad[1:]
+        lacking = 0.5 * ctx.tiny * (right_scale.square() - left_scale.square())
         found: list[Tensor | None] = [None] * (2 * n)
         for i, d in enumerate(apart):
             if wanted[i]:
-                found[i] = torch.addcmul(d * (slope * left_scale), left[i], -slope * left_scale.square() * value)
+                found[i] = torch.addcmul(d * (slope * left_scale), left[i], -slope * left_scale.square() * (value + lacking))
             if wanted[n + i]:
-                found[n + i] = torch.addcmul(d * (-slope * right_scale), right[i], -slope * right_scale.square() * value)
+                found[n + i] = torch.addcmul(
+                    d * (-slope * right_scale), right[i], -slope * right_scale.square() * (value - lacking)
+                )
         return (None, *found)
 
 

@@ -247,15 +247,19 @@ def _nobody_ahead(evidence: Evidence) -> Check:
     ahead = clearly_ahead(evidence.attackers, {"identified": {"low": low, "high": high}})
     if ahead is not None:
         found = ahead["summary"]["identified"]
-        name = f"{str(ahead['recipe']).replace('_', ' ')} ({str(ahead['stance']).replace('_', ' ')})"
         return Check(
             "nobody_ahead",
             "warn",
-            f"One attacker alone, {name}, identified {found['count']} of {found['n']} records; the choice among all candidates "
-            f"identified {count}.",
-            "Read the headline as too low: whoever commits to that attacker needs no choice. Limits count it.",
+            f"One attacker alone, {_name(ahead)}, identified {found['count']} of {found['n']} records; the choice "
+            f"among all candidates identified {count}.",
+            "The headline and limits count that attacker; decibels, pictures, single records and the columns of plain and "
+            "informed attackers are those of the choice.",
         )
     return Check("nobody_ahead", "ok", "No single attacker identified clearly more than the choice among all candidates.")
+
+
+def _name(attacker: Mapping[str, Any]) -> str:
+    return f"{str(attacker['recipe']).replace('_', ' ')} ({str(attacker['stance']).replace('_', ' ')})"
 
 
 def _informed(evidence: Evidence) -> Check:
@@ -296,20 +300,27 @@ def _within_certificate(evidence: Evidence) -> Check:
         ("the attackers identified", int((evidence.selected.rank == 1).sum()), total, float(found["identified"])),
         (listed, int(matching["count"]), int(matching["n"]), float(found["identified"])),
         *(
+            (f"{_name(row)} alone identified", int(share["count"]), int(share["n"]), float(found["identified"]))
+            for row in evidence.attackers
+            for share in [row["summary"]["identified"]]
+        ),
+        *(
             (f"the attackers rebuilt at {level} dB or better", int((psnr >= float(level)).sum()), total, float(bound))
             for level, bound in found.get("psnr", {}).items()
         ),
     ]
+    # Each attacker is one more chance to be beyond by chance.
+    sure = 1 - (1 - SURE) / (1 + len(evidence.attackers))
     beyond = [
-        f"{who} {count} of {n} records, at least {wilson(count, n, SURE)[0]:.1%}, and no more than {bound:.1%} were possible"
+        f"{who} {count} of {n} records, at least {wilson(count, n, sure)[0]:.1%}, and no more than {bound:.1%} were possible"
         for who, count, n, bound in reached
-        if wilson(count, n, SURE)[0] > bound
+        if wilson(count, n, sure)[0] > bound
     ]
     if beyond:
         return Check(
             "within_certificate",
             "fail",
-            f"Certificate violated, do not trust it: {'; '.join(beyond)} ({SURE:.1%} interval).",
+            f"Certificate violated, do not trust it: {'; '.join(beyond)} ({SURE:.1%} interval, over all attackers).",
             "Either an assumption of the certificate does not hold here, or the defense does not do what it says; report it.",
         )
     return Check("within_certificate", "ok", "No attack got beyond what the certificate allows.")

@@ -56,7 +56,7 @@ def code_version(*, attacks: bool = True) -> str:
     rooms = (*TRAINING_ROOMS, "attacks") if attacks else TRAINING_ROOMS
     deciding = [path for room in rooms for path in sorted((root / room).glob("*.py"))]
     # Of the audit itself only what decides a number counts: a better plan reader must not make old results worthless.
-    judging = ("cells", "subjects", "parties", "measure", "judge", "checks", "certified", "floors", "risks", "regions")
+    judging = ("cells", "subjects", "parties", "measure", "judge", "limits", "checks", "certified", "floors", "risks", "regions")
     deciding += [root / "audit" / f"{name}.py" for name in (judging if attacks else ("trainings",))]
     deciding += [root / "risk" / "calibration.json"] if attacks else []
     # The cards of the shipped networks hold the hashes of their weights.

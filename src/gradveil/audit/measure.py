@@ -74,8 +74,10 @@ def run_cell(
     attacks = line_up(ensemble, everyone[0], desk)
     if not attacks:
         raise UsageError(f"no attack of {ensemble.name!r} applies to this model and batch size; choose another ensemble")
-    counter.planned = planned_steps(attacks, desk, len(everyone))
-    found = attack_all(attacks, everyone, desk, Shelf(work, cell.device))
+    shelf = Shelf(work, cell.device)
+    # What an earlier run did is neither planned nor done in this one, or the time left would be wrong.
+    counter.planned = planned_steps([a for place, a in enumerate(attacks) if not shelf.has(place)], desk, len(everyone))
+    found = attack_all(attacks, everyone, desk, shelf)
     count = len(subject.targets)
     referee = Referee.rehearsed(
         [r.observation for r in subject.rehearsals],
@@ -85,12 +87,12 @@ def run_cell(
     )
     risk = risk_of_cell(subject)
     record, pictures = _judge(subject, ensemble, desk, found[:count], referee, risk)
-    seconds = time.perf_counter() - started
+    seconds, steps = time.perf_counter() - started + shelf.seconds, counter.done + shelf.steps
     timing = {
         "key": key,
         "seconds": round(seconds, 3),
-        "attack_steps": counter.done,
-        "steps_per_second": round(counter.done / max(seconds, 1e-9), 1),
+        "attack_steps": steps,
+        "steps_per_second": round(steps / max(seconds, 1e-9), 1),
         "risk_seconds": round(risk.seconds, 3) if risk else 0.0,
         "peak_memory_mb": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024,
         **_latency(subject),
@@ -125,10 +127,9 @@ def attack_all(
     for place, attack in enumerate(attacks):
         candidates = shelf.take(place)
         if candidates is None:
+            begun = time.perf_counter()
             candidates = launch(attack, observations, desk)
-            shelf.put(place, candidates)
-        elif desk.progress is not None:
-            desk.progress(planned_steps([attack], desk, len(observations)))
+            shelf.put(place, candidates, time.perf_counter() - begun)
         for candidate in (*candidates, *informed_twins(candidates, observations)):
             found[candidate.target].append(candidate)
     return found

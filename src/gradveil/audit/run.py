@@ -91,7 +91,7 @@ def run_cells(
     with store.lock():
         store.write_run(describe(keys))
         done = {key for key in keys if store.read_cell(key) is not None}
-        store.clear_shelves(done)
+        store.clear_shelves(set(keys) - done)
         done |= {key for key in books.trainings.values() if store.read_training(key) is not None}
         books.settle()
         board = Board(jobs, done, on_progress, books.settle)

@@ -16,7 +16,7 @@ import os
 import re
 import shutil
 import zipfile
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -104,12 +104,17 @@ class Store:
             self._write(self._path("cells", key, ".npz"), npz_bytes(pictures))
         for suffix, text in texts.items():
             self._write(self._path("cells", key, suffix), text)
-        self.clear_shelves([key])
+        shutil.rmtree(self.shelf_folder(key), ignore_errors=True)
 
-    def clear_shelves(self, keys: Iterable[str]) -> None:
-        """Remove what finished cells kept on the way; a run can be killed between their last file and this."""
-        for key in keys:
-            shutil.rmtree(self.shelf_folder(key), ignore_errors=True)
+    def clear_shelves(self, unfinished: Collection[str]) -> None:
+        """Remove what cells kept on the way, but for those that this run will finish.
+
+        They hold reconstructions, so none may stay because a run was killed just before it tidied up, or because a changed plan,
+        seed or code gave its cells other keys.
+        """
+        for folder in (self.out / "cells").glob("*.work"):
+            if folder.name.removesuffix(".work") not in unfinished:
+                shutil.rmtree(folder, ignore_errors=True)
 
     def shelf_folder(self, key: str) -> Path:
         """Return where a cell keeps what its attackers found until it is done."""

@@ -32,9 +32,9 @@ def decision_chart(cells: Sequence[Cell], *, narrow: bool = False, ident: str = 
     ticks = nice_ticks(min(values), max(values), 4 if narrow else 6)
     x = Scale(ticks[0], ticks[-1], 46.0, width - 26.0)
     y = Scale(0.0, 1.0, height - 62.0, 30.0)  # room above for the numbers of defenses that stop nothing
-    spots = [None if cell.accuracy is None else (x(cell.accuracy.value), y(cell.selected.identified.value)) for cell in cells]
+    spots = [None if cell.accuracy is None else (x(cell.accuracy.value), y(cell.exposed.value)) for cell in cells]
     told = "; ".join(
-        f"{cell.defense.spelling}: {percent(cell.selected.identified.value)} at {percent(cell.accuracy.value)} accuracy"
+        f"{cell.defense.spelling}: {percent(cell.exposed.value)} at {percent(cell.accuracy.value)} accuracy"
         for cell in cells
         if cell.accuracy is not None
     )
@@ -87,7 +87,7 @@ def _attacker_spots(cell: Cell, x: Scale, y: Scale) -> list[tuple[float, float]]
 
 
 def _marks(cell: Cell, x: Scale, y: Scale) -> list[Markup]:
-    accuracy, share = cell.accuracy, cell.selected.identified
+    accuracy, share = cell.accuracy, cell.exposed
     assert accuracy is not None
     at = x(accuracy.value)
     drawn = [_whisker(y, share.low, share.high, at, upright=True)]

@@ -129,6 +129,11 @@ def with_attacker_ahead() -> Evidence:
     return dataclasses.replace(chosen_instead(lambda i: torch.full_like(near(i), 0.5)), attackers=rows)
 
 
+def with_attacker_beyond() -> Evidence:
+    """The certificate allows a tenth; one attacker alone identified 12 of 16, and the choice nobody."""
+    return dataclasses.replace(with_attacker_ahead(), certificate={"identified": 0.1})
+
+
 NAN = float("nan")
 FIRING: list[tuple[str, str, Callable[[], Evidence]]] = [
     ("matching_loss_fell", "fail", lambda: with_candidates(1.0, best_loss=1.0)),
@@ -151,6 +156,7 @@ FIRING: list[tuple[str, str, Callable[[], Evidence]]] = [
     ("within_certificate", "fail", lambda: with_certificate(0.25)),
     ("within_certificate", "fail", lambda: with_certificate(1.0, psnr=0.25)),
     ("within_certificate", "fail", lambda: with_matching_alone(15)),
+    ("within_certificate", "fail", with_attacker_beyond),
 ]
 
 

@@ -53,6 +53,28 @@ def test_what_is_put_on_the_shelf_comes_back_bit_by_bit(tmp_path: Path) -> None:
     assert Shelf(tmp_path / "work").take(0) is None
 
 
+def test_pictures_in_another_order_of_memory_are_kept_too(tmp_path: Path) -> None:
+    picture = torch.rand((1, 3, 4, 4)).to(memory_format=torch.channels_last)
+    Shelf(tmp_path).put(0, [Reconstruction(picture, torch.tensor([3]), "some")], 2.5)
+    shelf = Shelf(tmp_path)
+    found = shelf.take(0)
+    assert found is not None and torch.equal(found[0].inputs, picture) and shelf.seconds == 2.5
+
+
+def test_what_cannot_be_kept_costs_only_the_resumption(tmp_path: Path) -> None:
+    odd = Reconstruction(torch.rand((1, 1, 2, 2)), torch.tensor([3]), "some", first_loss=torch.tensor(1.0))  # type: ignore[arg-type]
+    Shelf(tmp_path).put(0, [odd])
+    assert Shelf(tmp_path).take(0) is None
+
+
+def test_shelves_of_another_plan_do_not_stay(tmp_path: Path) -> None:
+    store = Store(tmp_path)
+    for key in (KEY, "f" * 16):
+        Shelf(store.shelf_folder(key)).put(0, [Reconstruction(torch.rand((1, 1, 2, 2)), torch.tensor([3]), "some")])
+    store.clear_shelves({KEY})
+    assert [path.name for path in (tmp_path / "cells").iterdir()] == [f"{KEY}.work"]
+
+
 @pytest.mark.parametrize("content", [b"", b"half a file", b"\x08\x00\x00\x00\x00\x00\x00\x00{}      "])
 def test_a_damaged_file_is_no_find(tmp_path: Path, content: bytes) -> None:
     (tmp_path / "00.safetensors").write_bytes(content)
@@ -61,7 +83,8 @@ def test_a_damaged_file_is_no_find(tmp_path: Path, content: bytes) -> None:
 
 def test_a_cell_killed_between_attackers_ends_with_the_same_numbers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     told: list[tuple[int, int]] = []
-    undisturbed = run_cell(SMALL, digits(), key=KEY, report=lambda *each: told.append(each)).record
+    whole = run_cell(SMALL, digits(), key=KEY, report=lambda *each: told.append(each))
+    undisturbed, undisturbed_timing = whole.record, whole.timing
     store = Store(tmp_path)
     launched: list[str] = []
     genuine = base.launch
@@ -81,6 +104,7 @@ def test_a_cell_killed_between_attackers_ends_with_the_same_numbers(tmp_path: Pa
     assert len(set(launched)) < len(launched), "the attacker that was cut ran again"
     assert launched.count(launched[0]) == launched.count(launched[1]) == 1, "those that had ended did not"
     assert json.dumps(again.record, sort_keys=True) == json.dumps(undisturbed, sort_keys=True)
-    assert steps[-1] == told[-1], "what was read counts as done"
+    assert steps[-1][1] < told[-1][1], "what was read is no work of this run"
+    assert again.timing["attack_steps"] == undisturbed_timing["attack_steps"], "but of the cell"
     store.write_cell(KEY, again.record, again.timing, {})
     assert not store.shelf_folder(KEY).exists()
