@@ -32,12 +32,10 @@ from gradveil.randomness import Seed
 from gradveil.tensors import Named
 
 
-def accuracy(spelling: str, options: argparse.Namespace) -> dict[str, Any]:
-    """Train with a defense, and return its accuracy on the test records along the way."""
-    settings = FederationSettings(
+def one_client(spelling: str, options: argparse.Namespace, **more: Any) -> FederationSettings:
+    """Return the paper's training: one client, one minibatch a round, BatchNorm on the statistics it came with."""
+    return FederationSettings(
         data=options.data,
-        labels=options.labels,
-        model=options.model,
         defense=spelling,
         clients=1,
         clients_per_round=1,
@@ -46,8 +44,13 @@ def accuracy(spelling: str, options: argparse.Namespace) -> dict[str, Any]:
         minibatch=options.minibatch,
         batch_norm="eval",
         seed=options.seed,
-        device=options.device,
+        **more,
     )
+
+
+def accuracy(spelling: str, options: argparse.Namespace) -> dict[str, Any]:
+    """Train with a defense, and return its accuracy on the test records along the way."""
+    settings = one_client(spelling, options, model=options.model, labels=options.labels, device=options.device)
     federation = build_federation(settings)
     learner = federation.learner.replace(settings=TrainingSettings(shares="gradient"))
     weights = {name: value.clone() for name, value in learner.weights.items()}

@@ -18,13 +18,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from invl_horizontal import one_client
 from torch import Tensor
 
 from gradveil import __version__
 from gradveil.adversary import prefixed
 from gradveil.defenses.invl_dnp import CLASS, InvLDNP
 from gradveil.federation.client import run_client
-from gradveil.federation.settings import FederationSettings
 from gradveil.federation.setup import build_federation
 from gradveil.learning import Learner, TrainingSettings
 from gradveil.tensors import Named
@@ -82,19 +82,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, required=True)
     options = parser.parse_args()
     spelling = f"invl_dnp(delta={options.delta}, basis='class', refresh={options.rounds})"
-    settings = FederationSettings(
-        data=options.data,
-        model=MODEL,
-        defense=spelling,
-        clients=1,
-        clients_per_round=1,
-        rounds=options.rounds,
-        local_steps=1,
-        minibatch=options.minibatch,
-        batch_norm="eval",
-        seed=options.seed,
-    )
-    federation, begun = build_federation(settings), time.process_time()
+    federation, begun = build_federation(one_client(spelling, options, model=MODEL)), time.process_time()
     defense = federation.defense
     assert isinstance(defense, InvLDNP)
     learner = federation.learner.replace(settings=TrainingSettings(shares="gradient"))
