@@ -9,15 +9,15 @@ Compilation pays only where a program runs for minutes.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.func import grad_and_value, vmap
 
-from gradveil.attacks.capture import Captured
 from gradveil.errors import UsageError
+from gradveil.recording import Recorded
 from gradveil.tensors import Named
 
 __all__ = ["COARSE_FROM", "MODES", "Execution", "choose_execution"]
@@ -25,6 +25,8 @@ __all__ = ["COARSE_FROM", "MODES", "Execution", "choose_execution"]
 MODES = ("auto", "batched", "looped", "captured", "compiled")
 Evaluate = Callable[[Tensor, Named], tuple[Tensor, Tensor]]
 
+ROWS = "rows of all candidates"
+"""Name of the rows among the constants; no constant can have it."""
 CPU_BATCH_LIMIT = 300_000
 COMPILE_PAYS_CPU = 400_000
 CAPTURE_PAYS = 10
@@ -44,6 +46,10 @@ class Execution:
     mode: str
     chunk: int
 
+    def once(self) -> Execution:
+        """Return the same for a single evaluation, which is not worth compiling or recording."""
+        return replace(self, mode="batched") if self.mode in ("compiled", "captured") else self
+
     def prepare(self, loss: Callable[[Tensor, Named], Tensor]) -> Evaluate:
         """Return ``(rows, constants) -> (gradients, values)`` over all candidates."""
         one = grad_and_value(loss)
@@ -53,8 +59,8 @@ class Execution:
         if self.mode == "compiled":
             together = torch.compile(together, dynamic=False)
         if self.mode == "captured":
-            together = Captured(together)
-        return lambda rows, constants: _chunked(together, rows, constants, self.chunk)
+            together = _Captured(together)
+        return _Chunks(together, self.chunk)
 
 
 def _looped(one: Any, rows: Tensor, constants: Named) -> tuple[Tensor, Tensor]:
@@ -62,15 +68,59 @@ def _looped(one: Any, rows: Tensor, constants: Named) -> tuple[Tensor, Tensor]:
     return torch.stack([g for g, _ in found]).detach(), torch.stack([v for _, v in found]).detach()
 
 
-def _chunked(together: Any, rows: Tensor, constants: Named, chunk: int) -> tuple[Tensor, Tensor]:
-    if rows.shape[0] <= chunk:
-        gradients, values = together(rows, constants)
-        return gradients.detach(), values.detach()
-    parts = [
-        together(rows[i : i + chunk], {name: value[i : i + chunk] for name, value in constants.items()})
-        for i in range(0, rows.shape[0], chunk)
-    ]
-    return torch.cat([g for g, _ in parts]).detach(), torch.cat([v for _, v in parts]).detach()
+class _Captured:
+    """The same function of rows and constants, from a recording."""
+
+    def __init__(self, together: Any) -> None:
+        def named(given: Named) -> Named:
+            gradients, values = together(given[ROWS], {name: value for name, value in given.items() if name != ROWS})
+            return {"gradients": gradients, "values": values}
+
+        self._recorded = Recorded(named)
+
+    def __call__(self, rows: Tensor, constants: Named) -> tuple[Tensor, Tensor]:
+        found = self._recorded({ROWS: rows, **constants})
+        return found["gradients"], found["values"]
+
+    def forget(self) -> None:
+        self._recorded.forget()
+
+
+class _Chunks:
+    """Evaluates candidates in chunks, and in smaller ones for good once a GPU's memory has not been enough.
+
+    How much a step needs depends on the network, the defense and the local steps replayed; `_chunk_size` only guesses it.
+    """
+
+    def __init__(self, together: Any, chunk: int) -> None:
+        self._together, self._chunk = together, chunk
+
+    def __call__(self, rows: Tensor, constants: Named) -> tuple[Tensor, Tensor]:
+        while True:
+            try:
+                return self._evaluate(rows, constants)
+            except torch.OutOfMemoryError:
+                if self._chunk == 1 or rows.shape[0] == 1:
+                    raise
+            # Outside the handler: until it ends, the exception keeps everything alive that filled the memory.
+            if isinstance(self._together, _Captured):
+                self._together.forget()
+            torch.cuda.empty_cache()
+            self._chunk = equal_chunks(rows.shape[0], -(-min(self._chunk, rows.shape[0]) // 2))
+
+    def _evaluate(self, rows: Tensor, constants: Named) -> tuple[Tensor, Tensor]:
+        if rows.shape[0] <= self._chunk:
+            gradients, values = self._together(rows, constants)
+            return gradients.detach(), values.detach()
+        starts = range(0, rows.shape[0], self._chunk)
+        pieces = [slice(start, start + self._chunk) for start in starts]
+        parts = [self._together(rows[piece], {name: value[piece] for name, value in constants.items()}) for piece in pieces]
+        return torch.cat([g for g, _ in parts]).detach(), torch.cat([v for _, v in parts]).detach()
+
+
+def equal_chunks(candidates: int, most: int) -> int:
+    """Return the size of equal chunks of at most ``most`` candidates, so that a recorded or compiled program sees one shape."""
+    return -(-candidates // -(-candidates // most))
 
 
 def choose_execution(wanted: str, device: torch.device, parameters: int, candidates: int, examples: int, steps: int) -> Execution:
@@ -106,8 +156,4 @@ def _chunk_size(device: torch.device, parameters: int, candidates: int, examples
     else:
         limit = 700_000_000
     most = max(1, limit // per_candidate)
-    if most >= candidates:
-        return candidates
-    # Equal chunks, so that a compiled program sees one shape.
-    pieces = -(-candidates // most)
-    return -(-candidates // pieces)
+    return equal_chunks(candidates, most)

@@ -241,10 +241,8 @@ def _misfits(matching: _Matching, leaves: Named, constants: Named, execution: Ex
         own = {"inputs": row.reshape(inputs.shape[1:]), **prefixed(rest, "leaf|")}
         return matching.misfit(own, prefixed(rest, "constant|"))
 
-    # One evaluation is not worth compiling or capturing.
-    once = dataclasses.replace(execution, mode="batched") if execution.mode in ("compiled", "captured") else execution
     rest = with_prefix(others, "leaf|") | with_prefix(constants, "constant|")
-    gradients, values = once.prepare(misfit)(inputs.flatten(1), rest)
+    gradients, values = execution.once().prepare(misfit)(inputs.flatten(1), rest)
     return gradients.norm(dim=1), values
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 import torch
@@ -12,9 +12,10 @@ from torch import Tensor, nn
 
 from gradveil.adversary import prefixed, with_prefix
 from gradveil.attacks.base import ATTACKS, AttackCard, Desk
-from gradveil.attacks.execution import Execution, choose_execution
+from gradveil.attacks.execution import COARSE_FROM, Execution, choose_execution
 from gradveil.attacks.labels import recover_labels
 from gradveil.attacks.loop import Problem, optimise
+from gradveil.attacks.matrix_convolution import quicker
 from gradveil.attacks.objectives import OBJECTIVES
 from gradveil.attacks.optimisers import Adam
 from gradveil.attacks.priors import total_variation
@@ -23,7 +24,7 @@ from gradveil.attacks.soft_pool import plain_pool, with_soft_pools
 from gradveil.errors import UsageError
 from gradveil.learning.learner import Learner
 from gradveil.records import Comparison, Knowledge, Observation, Reconstruction
-from gradveil.tensors import Named
+from gradveil.tensors import Named, matrix_products
 
 __all__ = ["Peeling"]
 
@@ -179,19 +180,29 @@ class Peeling:
 
     def run(self, observations: Sequence[Observation], desk: Desk) -> list[Reconstruction]:
         """Peel all observations at once."""
+        learner = observations[0].learner
+        with matrix_products(next(iter(learner.weights.values())).device, coarse=learner.parameters >= COARSE_FROM):
+            return self._run(observations, desk)
+
+    def _run(self, observations: Sequence[Observation], desk: Desk) -> list[Reconstruction]:
         observations = [observation.clearest for observation in observations]
         first = observations[0]
         parts = _peel(first.learner, first.input_shape)
         assert isinstance(parts, _Peeled)  # `applies` has checked
+        bottom, top = (quicker(part, first.input_shape) for part in (parts.bottom, parts.top))
+        parts = replace(parts, bottom=bottom, top=top)
         images, seen = self._starts(observations, parts, desk)
-        execution = choose_execution(desk.execution, images.device, first.learner.parameters, images.shape[0], 1, 0)
+        plan = _plan(desk.steps(self.steps))
+        # Every round searches twice, each time by a program of its own: recording that pays on a GPU, compiling it nowhere.
+        longest = max(image_steps for _, image_steps in plan) if images.device.type == "cuda" else 0
+        execution = choose_execution(desk.execution, images.device, first.learner.parameters, images.shape[0], 1, longest)
         search = _Search(self, parts, images, seen, execution, desk)
         begin = images
         features = search.first_features()
         unit = search.unit(images, features)
         spent = torch.zeros(images.shape[0], dtype=torch.int64)
         status = ["finished"] * images.shape[0]
-        for number, (feature_steps, image_steps) in enumerate(_plan(desk.steps(self.steps))):
+        for number, (feature_steps, image_steps) in enumerate(plan):
             if number:
                 features = search.features_of(images)
             if feature_steps:
@@ -311,7 +322,7 @@ class _Search:
 
         one = images.new_ones(images.shape[0])
         constants = {**self.seen, SHARPNESS: one * SHARP, "spread": one * SPREAD[0]}
-        gradients, values = self.execution.prepare(mismatch)(images.flatten(1), constants)
+        gradients, values = self.execution.once().prepare(mismatch)(images.flatten(1), constants)
         return gradients.norm(dim=1), values
 
     def _mismatch(self, features: Tensor, constants: Named) -> Tensor:

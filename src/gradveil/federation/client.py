@@ -77,7 +77,7 @@ def run_client(
     example = granularity_of(defense) == "example"
     if example:
         _check_examples_are_separate(learner)
-    trainer = learner if local is None else ClientLearner.from_learner(learner, running)
+    trainer = learner if local is None else ClientLearner.from_learner(learner, running, local.recorder)
     weights = trainer.replace(per_example=example).update(trained.inputs, trained.targets, keeper.protect)
     check_finite(weights, "the client's update")
 

@@ -29,7 +29,7 @@ from gradveil.federation.folder import Checkpoint, TrainingFolder
 from gradveil.federation.history import Latency, RoundRecord, TrainingResult, summary_of
 from gradveil.federation.identity import identity_of, same_threads
 from gradveil.federation.latency import measure_latency
-from gradveil.federation.local_training import LocalTraining
+from gradveil.federation.local_training import LocalTraining, StepRecorder
 from gradveil.federation.scaffold import Scaffold
 from gradveil.federation.server import Server, receive
 from gradveil.federation.settings import FederationSettings
@@ -107,6 +107,7 @@ class _Run:
     every: int = 1
     command: str = ""
     changed: set[int] = field(default_factory=set)
+    recorder: StepRecorder = field(default_factory=StepRecorder)
 
     @classmethod
     def start(cls, federation: Federation) -> _Run:
@@ -197,6 +198,7 @@ class _Run:
             local=LocalTraining(
                 correction=self.scaffold.correction(client) if self.scaffold else None,
                 buffers={name: self.server.buffers[name] for name in federation.tracked},
+                recorder=self.recorder,
             ),
         )
 

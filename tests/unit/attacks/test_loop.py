@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from gradveil.attacks import execution as execution_module
 from gradveil.attacks.execution import MODES, Execution, choose_execution
 from gradveil.attacks.loop import Problem, optimise
 from gradveil.attacks.optimisers import LBFGS, Adam
@@ -171,6 +172,33 @@ def test_execution_is_chosen_by_size() -> None:
 def test_chunks_are_equal_where_memory_is_short() -> None:
     chunk = choose_execution("batched", CPU, 250_000, 100, 8, 10).chunk
     assert 1 < chunk < 100 and -(-100 // chunk) * chunk - 100 < chunk
+
+
+@pytest.mark.parametrize(("rows", "fits"), [(7, 3), (5, 1), (4, 4), (1, 1)])
+def test_a_full_memory_halves_the_chunks_for_good(rows: int, fits: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    tried: list[int] = []
+    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: None)
+
+    def mapped(one: object) -> object:
+        def together(points: torch.Tensor, constants: Named) -> tuple[torch.Tensor, torch.Tensor]:
+            tried.append(len(points))
+            if len(points) > fits:
+                raise torch.OutOfMemoryError("CUDA out of memory")
+            return 2 * points, points.sum(1) + constants["shift"]
+
+        return together
+
+    monkeypatch.setattr(execution_module, "vmap", mapped)
+    evaluate = Execution("batched", 100).prepare(lambda row, constants: row.sum())
+    points, shift = torch.arange(2.0 * rows).reshape(rows, 2), torch.arange(float(rows))
+    for _ in range(2):
+        tried.clear()
+        gradients, values = evaluate(points, {"shift": shift})
+        assert torch.equal(gradients, 2 * points) and torch.equal(values, points.sum(1) + shift)
+    assert sum(tried) == rows and max(tried) <= fits  # the second time nothing too large is tried
+    with pytest.raises(torch.OutOfMemoryError):
+        fits = 0
+        evaluate(points, {"shift": shift})
 
 
 def test_an_unknown_mode_is_refused() -> None:

@@ -8,11 +8,12 @@ from torch import nn
 
 from gradveil.defenses import ExampleClipping, NoDefense
 from gradveil.federation import run_client
-from gradveil.federation.local_training import ClientLearner, LocalTraining, RunningStatistics, tracked_buffers
+from gradveil.federation.local_training import ClientLearner, LocalTraining, RunningStatistics, StepRecorder, tracked_buffers
 from gradveil.learning import Learner, TrainingSettings
 from gradveil.learning.losses import cross_entropy
 from gradveil.models import build_model
 from gradveil.randomness import Seed
+from gradveil.recording import Recorded
 from gradveil.records import Batch, ModelSpec
 from gradveil.tensors import Named
 from tests.unit.federation.small import CLASSES, shapes
@@ -58,6 +59,42 @@ def test_weights_and_running_statistics_are_those_of_torch(momentum: float | Non
         assert torch.allclose(buffers[name].double(), value.double(), atol=1e-12), name
         assert buffers[name].dtype == value.dtype
     assert int(buffers["1.num_batches_tracked"]) == 6
+
+
+def test_a_federation_without_room_for_recordings_trains_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[int] = []
+
+    def full(self: Recorded, given: Named) -> Named:
+        asked.append(1)
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    monkeypatch.setattr(Recorded, "__call__", full)
+    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: None)
+    recorder, model = StepRecorder(), network()
+    learner, data = Learner.of(model, cross_entropy, SETTINGS), batch()
+    for _ in range(3):
+        trainer = ClientLearner.from_learner(learner, RunningStatistics(dict(model.named_buffers())), recorder)
+        found = trainer.gradient(learner.weights, data.inputs, data.targets)
+        expected = learner.gradient(learner.weights, data.inputs, data.targets)
+        assert all(torch.allclose(found[name], expected[name]) for name in expected)
+    assert len(asked) == 1
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="recordings need a CUDA device")
+def test_recorded_steps_train_like_plain_ones() -> None:
+    learner = Learner.of(network().cuda(), cross_entropy, SETTINGS)
+    data, buffers = Batch(batch().inputs.cuda(), batch().targets.cuda()), {n: v.cuda() for n, v in network().named_buffers()}
+    recorder = StepRecorder()
+    plain, *recorded = (
+        run_client(learner, data, NoDefense(), Seed(0), local=LocalTraining(buffers=buffers, recorder=kept))
+        for kept in (None, *[recorder] * 4)
+    )
+    spec = ModelSpec.of(network())
+    expected = NoDefense().decode(plain.payload, spec)
+    for result in recorded:
+        update = NoDefense().decode(result.payload, spec)
+        for name, value in {**expected.weights, **expected.buffers}.items():
+            assert torch.allclose({**update.weights, **update.buffers}[name].double(), value.double(), atol=1e-9), name
 
 
 def test_statistics_of_the_server_are_not_changed_and_hooks_are_gone() -> None:
