@@ -18,17 +18,20 @@ from gradveil.tensors import Named, check_finite, map_tensors
 
 __all__ = ["PFGD", "HighPassAdversary", "dct4", "high_pass", "removed"]
 
-KEEP_UP_TO = 2**16
+KEEP_UP_TO = 2**22
+"""Entries of a tensor up to which its tables are kept: they take two to four times its memory, once per size."""
 
 
 def dct4(vector: Tensor) -> Tensor:
     """Return the orthonormal DCT-IV of a vector: ``X_k = sqrt(2/n) sum_j x_j cos(pi (j + 1/2)(k + 1/2) / n)``.
 
-    The transform is symmetric and orthogonal, so it is its own inverse. It is taken from one FFT of length 2n,
+    The transform is symmetric and orthogonal, so it is its own inverse. For even n it is taken from one FFT of length n / 2,
 
-        X_k = sqrt(2/n) Re[ e^(-i pi (2k + 1) / 4n)  FFT_2n( x_j e^(-i pi j / 2n) )_k ],
+        z_j = (x_2j + i x_(n-1-2j)) e^(-i pi (4j + 1) / 4n),   y_k = e^(-i pi k / n) FFT(z)_k,
+        X_2k = Re y_k,   X_(n-1-2k) = -Im y_k,
 
-    in O(n log n), differentiably and under vmap. Half precision is transformed in single precision.
+    up to the factor sqrt(2/n); for odd n from one of length 2n. O(n log n), differentiable and under vmap. Half precision is
+    transformed in single precision.
     """
     n = vector.shape[-1]
     if n == 0:
@@ -37,22 +40,30 @@ def dct4(vector: Tensor) -> Tensor:
     # Tables of large tensors are not kept: a few of them would take more memory than the model.
     twiddles = _kept_twiddles if n <= KEEP_UP_TO else _twiddles
     before, after = twiddles(n, real.dtype, real.device)
-    spectrum = torch.fft.fft(real * before, n=2 * n)[..., :n]
-    transformed: Tensor = ((spectrum * after).real * math.sqrt(2 / n)).to(vector.dtype)
-    return transformed
+    if n % 2:
+        transformed = (torch.fft.fft(real * before, n=2 * n)[..., :n] * after).real
+    else:
+        pairs = torch.complex(real[..., 0::2].contiguous(), real.flip(-1)[..., 0::2].contiguous())
+        halves = torch.fft.fft(pairs * before) * after
+        transformed = torch.stack([halves.real, -halves.imag.flip(-1)], -1).flatten(-2)
+    return (transformed * math.sqrt(2 / n)).to(vector.dtype)
 
 
 def _twiddles(n: int, dtype: torch.dtype, device: torch.device) -> tuple[Tensor, Tensor]:
     # Angles in double precision: in single precision j / 2n is too coarse for millions of entries.
-    index = torch.arange(n, dtype=torch.float64, device=device)
-    angles = -math.pi * index / (2 * n), -math.pi * (2 * index + 1) / (4 * n)
+    index = torch.arange(n if n % 2 else n // 2, dtype=torch.float64, device=device)
+    if n % 2:
+        angles = -math.pi * index / (2 * n), -math.pi * (2 * index + 1) / (4 * n)
+    else:
+        angles = -math.pi * (4 * index + 1) / (4 * n), -math.pi * index / n
     kind = torch.complex64 if dtype == torch.float32 else torch.complex128
     before, after = (torch.polar(torch.ones_like(angle), angle).to(kind) for angle in angles)
     return before, after
 
 
-@functools.lru_cache(maxsize=64)
+@functools.cache
 def _kept_twiddles(n: int, dtype: torch.dtype, device: torch.device) -> tuple[Tensor, Tensor]:
+    # Never dropped: a recorded step of an attack goes on reading them.
     # A table first made in inference mode could not be used by autograd later.
     with torch.inference_mode(False):
         return _twiddles(n, dtype, device)

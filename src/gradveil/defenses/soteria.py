@@ -22,6 +22,8 @@ __all__ = ["Soteria", "SoteriaAdversary", "column_mask", "feature_sensitivities"
 
 AT_ONCE = 512
 """Feature-example pairs differentiated in one batched pass; bounds memory whatever the width of the layer."""
+ENTRIES_AT_ONCE_ON_GPU = 4096 * 3 * 32 * 32
+"""The same on a GPU, in entries of the inputs: small passes would leave most of it idle."""
 
 
 def last_linear_layer(model: nn.Module) -> str:
@@ -70,7 +72,8 @@ def feature_sensitivities(learner: Learner, inputs: Tensor, noise: Named | None 
         return length
 
     rows = torch.eye(width, dtype=seen.dtype, device=seen.device)
-    norms = vmap(row, chunk_size=max(1, AT_ONCE // max(1, count)))(rows)  # (F, B)
+    pairs = ENTRIES_AT_ONCE_ON_GPU // inputs[0].numel() if inputs.device.type == "cuda" else AT_ONCE
+    norms = vmap(row, chunk_size=max(1, pairs // max(1, count)))(rows)  # (F, B)
     return seen.detach(), norms.T.detach()
 
 

@@ -99,17 +99,17 @@ def _read(
 
 def _check_sizes(sent: Named) -> None:
     """Refuse numbers whose squares overflow: one such client would make the optimiser's memory or a control variate infinite."""
-    for name, value in sent.items():
-        if value.is_floating_point() and value.numel():
-            most, largest = math.sqrt(torch.finfo(value.dtype).max), float(value.abs().max())
-            if largest > most:
-                raise BadUpdate(f"{name!r} has an entry of size {largest:.3g}, and {most:.3g} is the most a server can work with")
+    limits = {n: math.sqrt(torch.finfo(v.dtype).max) for n, v in sent.items() if v.is_floating_point() and v.numel()}
+    found = _answers({name: sent[name].abs().max() for name in limits})
+    for name, most in limits.items():
+        if found[name] > most:
+            raise BadUpdate(f"{name!r} has an entry of size {found[name]:.3g}, and {most:.3g} is the most a server can work with")
 
 
 def _check_buffers(sent: Named, spec: ModelSpec, buffers: Named) -> None:
     """Refuse variances below zero, and counters that run backwards or away."""
-    floating = {name: value for name, value in sent.items() if spec.tensors[name].role is Role.BUFFER}
-    check_finite(floating, "the decoded buffers")
+    check_finite({n: v for n, v in sent.items() if spec.tensors[n].role is Role.BUFFER}, "the decoded buffers")
+    counters, variances = {}, {}
     for name, value in sent.items():
         if spec.tensors[name].role is Role.COUNTER:
             if value.dtype == torch.bool or value.is_complex():
@@ -117,10 +117,23 @@ def _check_buffers(sent: Named, spec: ModelSpec, buffers: Named) -> None:
             wide = value.to(torch.int64)  # narrow integers can neither be compared with the limit nor subtracted safely
             before = buffers[name].to(torch.int64) if name in buffers else torch.zeros_like(wide)
             room = torch.iinfo(value.dtype).max - before
-            if bool(((wide > 0) | (wide < -FURTHEST) | (-wide > room)).any()):
-                raise BadUpdate(f"the counter {name!r} runs backwards or too far; a round counts up by its local steps")
-        elif name.endswith("running_var") and name in buffers and bool((buffers[name] - value < 0).any()):
+            counters[name] = ((wide > 0) | (wide < -FURTHEST) | (-wide > room)).any()
+        elif name.endswith("running_var") and name in buffers:
+            variances[name] = (buffers[name] - value < 0).any()
+    found = _answers({**counters, **variances})
+    for name in counters:
+        if found[name]:
+            raise BadUpdate(f"the counter {name!r} runs backwards or too far; a round counts up by its local steps")
+    for name in variances:
+        if found[name]:
             raise BadUpdate(f"the variances in {name!r} would be negative")
+
+
+def _answers(asked: Named) -> dict[str, float]:
+    """Return single numbers from the device in one go: asking a GPU tensor by tensor waits for it every time."""
+    if not asked:
+        return {}
+    return dict(zip(asked, torch.stack([value.to(torch.float64) for value in asked.values()]).tolist(), strict=True))
 
 
 @dataclass(frozen=True, eq=False)
