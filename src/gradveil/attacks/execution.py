@@ -141,7 +141,7 @@ def choose_execution(wanted: str, device: torch.device, parameters: int, candida
         return Execution(wanted, chunk)
     if device.type == "cuda":
         return Execution("captured" if steps >= CAPTURE_PAYS else "batched", chunk)
-    if parameters > CPU_BATCH_LIMIT:
+    if parameters > CPU_BATCH_LIMIT or candidates == 1:  # mapping over one candidate costs a quarter and gains nothing
         return Execution("looped", 1)
     worth = candidates * steps >= COMPILE_PAYS_CPU and candidates % chunk == 0
     return Execution("compiled" if worth else "batched", chunk)

@@ -9,7 +9,8 @@ the same client and looks at the residual at their truth.
 A low score alone does not make a good image: where the update determines the input only in part, a sharp recipe fits it more
 exactly than a smooth one and looks worse. So the attacker compares each candidate with what the same recipe did in rehearsal.
 Candidates whose score is as good as their recipe's rehearsal scores, or as good as a truth's, are tied, and ties go to the
-recipe that came closest to the truth in rehearsal; where no candidate went as rehearsed, the lowest score wins.
+recipe that came closest to the truth in rehearsal; where no candidate went as rehearsed, the lowest score wins. A candidate that
+beats the winner on both counts, by its score and by its recipe's rehearsal, wins however its own rehearsal went.
 """
 
 from __future__ import annotations
@@ -143,8 +144,13 @@ class Referee:
         tied = [i for i, value in enumerate(scores) if value <= self._as_rehearsed(candidates[i])]
         if not tied:
             tied = [i for i, value in enumerate(scores) if value <= min(scores)] or [0]
-        best = max(tied, key=lambda i: (self.rehearsal.get(recipe_key(candidates[i]), float("-inf")), -scores[i]))
-        return Verdict(best, scores, tied)
+        rehearsed = [self.rehearsal.get(recipe_key(candidate), float("-inf")) for candidate in candidates]
+        standing = [(psnr, -score) for psnr, score in zip(rehearsed, scores, strict=True)]
+        best = max(tied, key=lambda i: standing[i])
+        # Under a defense that draws what it hides, a good recipe can go worse than rehearsed and still explain the update better
+        # than a poor one that went as poorly as rehearsed.
+        ahead = [i for i in range(len(candidates)) if scores[i] <= scores[best] and rehearsed[i] > rehearsed[best]]
+        return Verdict(max(ahead, key=lambda i: standing[i], default=best), scores, tied)
 
     def _as_rehearsed(self, candidate: Reconstruction) -> float:
         """Return the score up to which a candidate counts as having gone as rehearsed.

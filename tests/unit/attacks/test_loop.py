@@ -161,6 +161,7 @@ CPU = torch.device("cpu")
 def test_execution_is_chosen_by_size() -> None:
     assert choose_execution("auto", CPU, 15_826, 16, 1, 400) == Execution("batched", 16)
     assert choose_execution("auto", CPU, 11_000_000, 16, 1, 400) == Execution("looped", 1)
+    assert choose_execution("auto", CPU, 15_826, 1, 1, 400) == Execution("looped", 1)
     assert choose_execution("auto", CPU, 15_826, 64, 1, 10_000).mode == "compiled"
     cuda = torch.device("cuda")
     if torch.cuda.is_available():

@@ -153,6 +153,20 @@ def test_a_recipe_that_went_worse_than_rehearsed_is_out() -> None:
     assert verdict.tied == [1] and verdict.chosen == 1
 
 
+def test_a_favourite_that_slipped_still_beats_a_poor_recipe_that_explains_less() -> None:
+    truth = make_batch()
+    seen = observe(make_learner(), truth)
+    slipped, poor = (
+        candidate(shaken(truth.inputs, 0.05), truth.targets, "smooth"),
+        candidate(shaken(truth.inputs, 0.1), truth.targets, "sharp"),
+    )
+    verdict = Rehearsal(0.1, 0.01).referee().select(seen, [slipped, poor])
+    assert verdict.tied == [1] and verdict.scores[0] < verdict.scores[1], "only the poor recipe went as rehearsed"
+    assert verdict.chosen == 0
+    # The same scores with rehearsals the other way round: what explains better does not win by that alone.
+    assert Rehearsal(0.01, 0.1).referee().select(seen, [slipped, poor.replace(inputs=shaken(truth.inputs, 0.009))]).chosen == 1
+
+
 def test_noise_excuses_no_failure() -> None:
     truth, defense = make_batch(), "gaussian_noise(std=0.00012)"
     seen = observe(make_learner(), truth, defense)
