@@ -79,7 +79,8 @@ def run(options: argparse.Namespace) -> None:
         "seed": options.seed,
         "risk": options.risk,
     }
-    cells = [Cell(**common, defense=row.spelling) for row in rows(options.only)]
+    spellings = [options.defense] if options.defense else [row.spelling for row in rows(options.only)]
+    cells = [Cell(**common, defense=spelling) for spelling in spellings]
     finished = 0
 
     def show(progress: Progress) -> None:
@@ -159,6 +160,7 @@ def main() -> None:
     parser.add_argument("--risk", default="auto", help="'off' leaves out the scores without an attack; slow on large networks")
     parser.add_argument("--workers", type=int, default=1)
     parser.add_argument("--only", default="", help="'main', or titles separated by semicolons")
+    parser.add_argument("--defense", default="", help="a defense in other settings than those of the rows")
     parser.add_argument("--out", type=Path, required=True)
     options = parser.parse_args()
     (run if options.what == "run" else table)(options)
