@@ -8,6 +8,7 @@ results out, and what cannot be recorded (a step that waits for the GPU) is eval
 from __future__ import annotations
 
 import warnings
+import weakref
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -20,8 +21,11 @@ from gradveil.tensors import Named
 
 __all__ = ["Recorded"]
 
+RECORDABLE = ("cuda",)
 WARM_UPS = 2
 """Evaluations before the recording: libraries choose algorithms and allocate workspaces in the first ones."""
+SAME = 1e-3
+"""Largest difference of two evaluations, in units of the largest entry, that is rounding and not chance."""
 
 
 @dataclass
@@ -31,16 +35,16 @@ class _Recording:
     graph: torch.cuda.CUDAGraph
     given: Named
     found: Named
-    sources: dict[str, tuple[Tensor, int]] = field(default_factory=dict)
+    sources: dict[str, tuple[weakref.ref[Tensor], int]] = field(default_factory=dict)
 
     def replay(self, given: Named) -> Named:
         for name, value in given.items():
             # Most constants of an attack are the same tensors at every step; copying the evidence of a large model each time
             # would cost more than the launches that are saved.
-            source = self.sources.get(name)
-            if source is None or source[0] is not value or source[1] != value._version:
+            source, version = self.sources.get(name, (None, 0))
+            if source is None or source() is not value or version != value._version:
                 self.given[name].copy_(value)
-                self.sources[name] = (value, value._version)
+                self.sources[name] = weakref.ref(value), value._version
         self.graph.replay()
         return {name: value.clone() for name, value in self.found.items()}
 
@@ -48,60 +52,91 @@ class _Recording:
 class Recorded:
     """Evaluates like the function it is made of, from a recording per set of shapes; on a CPU it is that function.
 
-    The function must not change what it is given, and must return new tensors.
+    A function that changes what it is given, or answers differently the second time, is noticed and not recorded. It must not
+    read tensors of its own that are replaced between calls: a recording goes on reading the old ones.
     """
 
-    def __init__(self, function: Callable[[Named], Named], *, patience: int = 0) -> None:
+    def __init__(self, function: Callable[[Named], Named], *, patience: int = 0, most: int = 1000) -> None:
         """Wrap a function.
 
         Args:
             function: Named tensors to named tensors.
             patience: Evaluations of one set of shapes before it is worth a recording.
+            most: Recordings to keep; each holds a copy of what it is given and of what it returns.
         """
-        self._function, self._patience = function, patience
+        self._function, self._patience, self._most = function, patience, most
         self._seen: Counter[Any] = Counter()
         self._recordings: dict[Any, _Recording] = {}
         self._possible = True
         self._pool: Any = None
 
+    @property
+    def recordings(self) -> int:
+        """How many there are."""
+        return len(self._recordings)
+
     def __call__(self, given: Named) -> Named:
         """Return what the function returns."""
-        if not self._possible or next(iter(given.values())).device.type != "cuda":
+        device = next(iter(given.values())).device
+        if not self._possible or device.type not in RECORDABLE:
             return self._function(given)
         shapes = tuple((name, value.shape, value.dtype) for name, value in given.items())
-        recording = self._recordings.get(shapes)
-        if recording is None:
-            self._seen[shapes] += 1
-            recording = self._record(given) if self._seen[shapes] > self._patience else None
-            if recording is None:
-                return self._function(given)
-            self._recordings[shapes] = recording
-        return recording.replay(given)
+        # Streams and graphs belong to the current device, which need not be the one of the tensors.
+        with torch.cuda.device(device):
+            recording = self._recordings.get(shapes) or self._first(shapes, given)
+            return self._function(given) if recording is None else recording.replay(given)
 
     def forget(self) -> None:
         """Let go of all recordings and their memory."""
         self._recordings.clear()
         self._pool = None
 
+    def _first(self, shapes: Any, given: Named) -> _Recording | None:
+        self._seen[shapes] += 1
+        if self._seen[shapes] <= self._patience or len(self._recordings) >= self._most:
+            return None
+        recording = self._record(given)
+        if recording is not None:
+            self._recordings[shapes] = recording
+        return recording
+
     def _record(self, given: Named) -> _Recording | None:
         fixed = {name: value.detach().clone() for name, value in given.items()}
+        before = torch.cuda.current_stream()
         try:
             side = torch.cuda.Stream()
-            side.wait_stream(torch.cuda.current_stream())
+            side.wait_stream(before)
             with torch.cuda.stream(side):
-                for _ in range(WARM_UPS):
-                    self._function(fixed)
-            torch.cuda.current_stream().wait_stream(side)
+                answers = [self._function(fixed) for _ in range(WARM_UPS)]
+            before.wait_stream(side)
+            if any(value._version for value in fixed.values()) or _differ(*answers):
+                self._give_up("it changes what it is given, or leaves something to chance")
+                return None
             graph = torch.cuda.CUDAGraph()
             # One pool for all: results are copied out before another recording is replayed.
-            with torch.cuda.graph(graph, pool=self._pool):
+            with torch.cuda.graph(graph, pool=self._pool, stream=side):
                 found = self._function(fixed)
-        except torch.OutOfMemoryError:
-            raise  # a smaller part may fit
         except RuntimeError as reason:
-            self._possible = False
+            # A capture that failed leaves its stream behind as the current one.
+            torch.cuda.set_stream(before)
+            if isinstance(reason, torch.OutOfMemoryError) or isinstance(reason.__context__, torch.OutOfMemoryError):
+                raise torch.OutOfMemoryError(str(reason)) from None  # a smaller part may fit
             torch.cuda.synchronize()
-            warnings.warn(f"this step cannot be recorded and runs kernel by kernel: {reason}", RuntimeWarning, stacklevel=2)
+            self._give_up(str(reason))
             return None
         self._pool = graph.pool()
         return _Recording(graph, fixed, {name: value.detach() for name, value in found.items()})
+
+    def _give_up(self, reason: str) -> None:
+        self._possible = False
+        self.forget()
+        warnings.warn(f"this step cannot be recorded and runs kernel by kernel: {reason}", RuntimeWarning, stacklevel=4)
+
+
+def _differ(left: Named, right: Named) -> bool:
+    """Whether two answers to the same question differ by more than rounding; what is not finite in both counts as equal."""
+    for name, one in left.items():
+        a, b = torch.nan_to_num(one.detach().double()), torch.nan_to_num(right[name].detach().double())
+        if a.numel() and bool((a - b).abs().max() > SAME * torch.maximum(a.abs().max(), b.abs().max())):
+            return True
+    return False

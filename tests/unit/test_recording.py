@@ -1,20 +1,27 @@
-"""Replays of a recorded function are the function; on a CPU nothing is recorded."""
+"""Replays of a recorded function are the function, and what cannot be replayed is not; on a CPU nothing is recorded.
+
+Most tests run on a stand-in for CUDA that records and replays the function itself; two run on a GPU where there is one.
+"""
 
 from __future__ import annotations
+
+import contextlib
+import gc
+from collections.abc import Iterator
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
 
+from gradveil import recording
 from gradveil.recording import Recorded
 from gradveil.tensors import Named
 
-DEVICES = [
-    "cpu",
-    pytest.param("cuda", marks=pytest.mark.skipif(not torch.cuda.is_available(), reason="recordings need a CUDA device")),
-]
+GPU = pytest.mark.skipif(not torch.cuda.is_available(), reason="recordings need a CUDA device")
 
 
-def step(given: Named) -> Named:
+def pure(given: Named) -> Named:
     with torch.enable_grad():
         leaf = given["weight"].detach().requires_grad_()
         loss = ((given["inputs"] @ leaf).tanh() ** 2).sum()
@@ -22,40 +29,181 @@ def step(given: Named) -> Named:
     return {"slope": slope, "count": given["count"] + 1}
 
 
-def draw(seed: int, rows: int, device: str) -> Named:
+class FakeGraph:
+    """Holds what the function was given and returned while it was captured."""
+
+    def __init__(self) -> None:
+        self.plan: Any = None
+
+    def replay(self) -> None:
+        function, given, found = self.plan
+        for name, value in function(given).items():
+            found[name].copy_(value)
+
+    def pool(self) -> str:
+        return "pool"
+
+
+class FakeCuda:
+    """What `gradveil.recording` uses of torch.cuda, on a CPU."""
+
+    CUDAGraph = FakeGraph
+
+    def __init__(self) -> None:
+        self.capturing: FakeGraph | None = None
+        self.failure: RuntimeError | None = None
+        self.current = "main"
+
+    def synchronize(self) -> None:
+        pass
+
+    def Stream(self) -> Any:  # noqa: N802 - torch's name
+        return SimpleNamespace(wait_stream=lambda other: None)
+
+    def current_stream(self) -> Any:
+        return SimpleNamespace(wait_stream=lambda other: None, name=self.current)
+
+    def set_stream(self, stream: Any) -> None:
+        self.current = stream.name
+
+    def device(self, device: torch.device) -> Any:
+        return contextlib.nullcontext()
+
+    def stream(self, stream: Any) -> Any:
+        return contextlib.nullcontext()
+
+    @contextlib.contextmanager
+    def graph(self, graph: FakeGraph, pool: Any, stream: Any) -> Iterator[None]:
+        self.capturing, self.current = graph, "capture"
+        yield
+        self.capturing = None
+        if self.failure is not None:
+            raise self.failure  # as torch does: the capture's stream stays the current one
+        self.current = "main"
+
+    def watched(self, function: Any) -> Any:
+        def watching(given: Named) -> Named:
+            found: Named = function(given)
+            if self.capturing is not None:
+                self.capturing.plan = function, given, found
+            return found
+
+        return watching
+
+
+@pytest.fixture
+def cuda(monkeypatch: pytest.MonkeyPatch) -> FakeCuda:
+    fake = FakeCuda()
+    monkeypatch.setattr(recording, "RECORDABLE", ("cpu",))
+    monkeypatch.setattr(recording, "torch", SimpleNamespace(**{**vars(torch), "cuda": fake}))
+    return fake
+
+
+def draw(seed: int, rows: int, device: str = "cpu") -> Named:
     generator = torch.Generator().manual_seed(seed)
     given = {"weight": torch.randn(4, 3, generator=generator), "inputs": torch.randn(rows, 4, generator=generator)}
     return {name: value.to(device) for name, value in given.items()} | {"count": torch.tensor(seed, device=device)}
 
 
-@pytest.mark.parametrize("device", DEVICES)
-@pytest.mark.parametrize("patience", [0, 2])
-def test_replays_follow_what_they_are_given(device: str, patience: int) -> None:
-    recorded = Recorded(step, patience=patience)
-    kept = []
-    for seed in range(8):
-        given = draw(seed, 5 + seed % 2, device)
-        found = recorded(given)
-        kept.append((found, step(given)))
+def follow(recorded: Recorded, device: str) -> None:
+    kept = [(recorded(given), pure(given)) for given in (draw(seed, 5 + seed % 2, device) for seed in range(8))]
     for found, expected in kept:  # also after later replays: results must not share memory
         assert torch.allclose(found["slope"], expected["slope"], atol=1e-6) and torch.equal(found["count"], expected["count"])
 
 
-@pytest.mark.parametrize("device", DEVICES)
-def test_a_tensor_changed_in_place_is_noticed(device: str) -> None:
-    recorded, given = Recorded(step), draw(0, 5, device)
+@pytest.mark.parametrize(("patience", "recordings"), [(0, 2), (2, 2), (4, 0)])
+def test_replays_follow_what_they_are_given(patience: int, recordings: int, cuda: FakeCuda) -> None:
+    recorded = Recorded(cuda.watched(pure), patience=patience)
+    follow(recorded, "cpu")
+    assert recorded.recordings == recordings
+
+
+@GPU
+def test_replays_follow_on_a_gpu() -> None:
+    recorded = Recorded(pure)
+    follow(recorded, "cuda")
+    assert recorded.recordings == 2
+
+
+def test_only_so_many_shapes_are_recorded(cuda: FakeCuda) -> None:
+    recorded = Recorded(cuda.watched(pure), most=1)
+    follow(recorded, "cpu")
+    assert recorded.recordings == 1
+    recorded.forget()
+    assert recorded.recordings == 0
+
+
+def test_a_tensor_changed_in_place_is_noticed(cuda: FakeCuda) -> None:
+    recorded, given = Recorded(cuda.watched(pure)), draw(0, 5)
     first = recorded(given)["slope"]
     given["weight"].mul_(2)
     second = recorded(given)["slope"]
-    assert torch.allclose(second, step(given)["slope"], atol=1e-6) and not torch.allclose(first, second)
+    assert torch.allclose(second, pure(given)["slope"], atol=1e-6) and not torch.allclose(first, second)
 
 
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="recordings need a CUDA device")
+def test_a_tensor_that_died_is_not_taken_for_its_successor(cuda: FakeCuda) -> None:
+    recorded = Recorded(cuda.watched(pure))
+    for seed in range(6):  # new tensors often get the address of the last ones
+        given = draw(seed, 5)
+        assert torch.allclose(recorded(given)["slope"], pure(given)["slope"], atol=1e-6)
+        del given
+        gc.collect()
+
+
+def counting(given: Named) -> Named:
+    given["count"].add_(1)
+    return pure(given)
+
+
+def chancy(given: Named) -> Named:
+    return {"slope": given["weight"] * torch.rand((), generator=CHANCE)}
+
+
+CHANCE = torch.Generator().manual_seed(0)
+
+
+@pytest.mark.parametrize("function", [counting, chancy])
+def test_functions_with_a_memory_or_luck_are_not_recorded(function: Any, cuda: FakeCuda) -> None:
+    recorded = Recorded(cuda.watched(function))
+    with pytest.warns(RuntimeWarning, match="kernel by kernel"):
+        recorded(draw(0, 5))
+    recorded(draw(1, 5))
+    assert recorded.recordings == 0
+
+
+def test_a_failed_capture_leaves_everything_as_it_was(cuda: FakeCuda) -> None:
+    recorded, given = Recorded(cuda.watched(pure)), draw(0, 5)
+    cuda.failure = RuntimeError("operation not permitted when stream is capturing")
+    with pytest.warns(RuntimeWarning, match="not permitted"):
+        found = recorded(given)
+    assert cuda.current == "main" and recorded.recordings == 0
+    assert torch.equal(found["slope"], pure(given)["slope"])
+
+
+def test_a_full_memory_is_told_and_may_be_tried_again(cuda: FakeCuda) -> None:
+    recorded, given = Recorded(cuda.watched(pure)), draw(0, 5)
+    cuda.failure = torch.OutOfMemoryError("CUDA out of memory")
+    with pytest.raises(torch.OutOfMemoryError):
+        recorded(given)
+    assert cuda.current == "main"
+    cuda.failure = None
+    recorded(draw(0, 3))
+    assert recorded.recordings == 1
+
+
+def test_on_a_cpu_nothing_is_recorded() -> None:
+    recorded = Recorded(pure)
+    follow(recorded, "cpu")
+    assert recorded.recordings == 0
+
+
+@GPU
 def test_what_waits_for_the_gpu_runs_kernel_by_kernel() -> None:
     def waits(given: Named) -> Named:
         return {"twice": given["weight"] * (2 if float(given["weight"].sum()) > 0 else 3)}
 
-    recorded = Recorded(waits)
+    recorded, stream = Recorded(waits), torch.cuda.current_stream()
     with pytest.warns(RuntimeWarning, match="kernel by kernel"):
         recorded({"weight": torch.ones(3, device="cuda")})
+    assert torch.cuda.current_stream() == stream
     assert torch.equal(recorded({"weight": -torch.ones(3, device="cuda")})["twice"], torch.full((3,), -3.0, device="cuda"))

@@ -126,6 +126,6 @@ def with_matrix_convolutions(learner: Learner) -> Learner:
 
 def quicker(learner: Learner, input_shape: tuple[int, ...]) -> Learner:
     """Return the learner as an attack should run it where its weights are."""
-    on_gpu = next(iter(learner.weights.values())).device.type == "cuda"
+    on_gpu = any(weight.device.type == "cuda" for weight in learner.weights.values())  # a part of a network may have no weights
     pays = math.prod(input_shape[1:]) <= PIXELS or learner.parameters >= WEIGHTS
     return with_matrix_convolutions(learner) if on_gpu and pays else learner

@@ -10,7 +10,7 @@ A low score alone does not make a good image: where the update determines the in
 exactly than a smooth one and looks worse. So the attacker compares each candidate with what the same recipe did in rehearsal.
 Candidates whose score is as good as their recipe's rehearsal scores, or as good as a truth's, are tied, and ties go to the
 recipe that came closest to the truth in rehearsal; where no candidate went as rehearsed, the lowest score wins. A candidate that
-beats the winner on both counts, by its score and by its recipe's rehearsal, wins however its own rehearsal went.
+scores no worse than the winner and whose recipe rehearsed better wins however its own rehearsal went.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ from torch.func import vmap
 from gradveil.adversary import prefixed, with_prefix
 from gradveil.attacks.execution import choose_execution
 from gradveil.attacks.loop import Problem, optimise
+from gradveil.attacks.matrix_convolution import quicker
 from gradveil.attacks.optimisers import Adam
 from gradveil.records import AdversaryModel, Observation, Reconstruction
 from gradveil.tensors import Named
@@ -47,7 +48,10 @@ def recipe_key(candidate: Reconstruction) -> str:
 
 @dataclass(frozen=True)
 class Verdict:
-    """What the attacker selects for one target: the candidate's index, all scores, and which candidates were tied."""
+    """What the attacker selects for one target: the candidate's index, all scores, and which candidates were tied.
+
+    The chosen one need not be among them, see `Referee.select`.
+    """
 
     chosen: int
     scores: list[float]
@@ -185,7 +189,7 @@ def _batch_error(left: Tensor, right: Tensor) -> Tensor:
 def _compare(observation: Observation, inputs: Tensor, labels: Tensor, variables: list[Named]) -> tuple[Named, Named, int]:
     """Return residuals and observed tensors of all candidates (leading axis), and how many entries each candidate compares."""
     adversary = observation.adversary
-    learners = tuple(learner.to(torch.float64) for learner in observation.learners)
+    learners = tuple(quicker(learner.to(torch.float64), observation.input_shape) for learner in observation.learners)
     inputs = inputs.to(next(iter(learners[0].weights.values())).device)
     evidence: Named = {}
     for index in range(len(observation.updates)):
@@ -230,6 +234,6 @@ def _refit(
     problem = Problem(loss, {n: torch.stack([s[n] for s in starts]) for n in drawn}, {"inputs": inputs, "labels": labels})
     # Double precision takes twice the memory of the parameters that the choice is made for.
     parameters, examples = 2 * observation.learner.parameters, 2 * observation.examples
-    execution = choose_execution("auto", inputs.device, parameters, len(starts), examples, 0)
+    execution = choose_execution("auto", inputs.device, parameters, len(starts), examples, REFIT_STEPS)
     outcome = optimise(problem, Adam(learning_rate=0.05), REFIT_STEPS, execution)
     return [{n: v[row] for n, v in outcome.leaves.items()} for row in range(len(starts))]

@@ -273,8 +273,7 @@ def _step(learner: Learner, batch: Batch, execution: Execution) -> Callable[[Ten
         update = learner.update(row.reshape(batch.inputs.shape), batch.targets)
         return torch.stack([(value - seen[name]).square().sum() for name, value in update.items()]).sum()
 
-    mode = "batched" if execution.mode in ("compiled", "captured") else execution.mode
-    return Execution(mode, execution.chunk).prepare(loss)
+    return execution.once().prepare(loss)
 
 
 def _seconds(work: Callable[[], object], device: str) -> float:

@@ -38,10 +38,10 @@ def dct4(vector: Tensor) -> Tensor:
         return vector
     real = vector if vector.dtype in (torch.float32, torch.float64) else vector.float()
     # Tables of large tensors are not kept: a few of them would take more memory than the model.
-    twiddles = _kept_twiddles if n <= KEEP_UP_TO else _twiddles
-    before, after = twiddles(n, real.dtype, real.device)
+    kept = _kept_gpu_tables if real.device.type == "cuda" else _kept_tables
+    before, after = (kept if n <= KEEP_UP_TO else _twiddles)(n, real.dtype, real.device)
     if n % 2:
-        transformed = (torch.fft.fft(real * before, n=2 * n)[..., :n] * after).real
+        transformed: Tensor = (torch.fft.fft(real * before, n=2 * n)[..., :n] * after).real
     else:
         pairs = torch.complex(real[..., 0::2].contiguous(), real.flip(-1)[..., 0::2].contiguous())
         halves = torch.fft.fft(pairs * before) * after
@@ -61,12 +61,15 @@ def _twiddles(n: int, dtype: torch.dtype, device: torch.device) -> tuple[Tensor,
     return before, after
 
 
-@functools.cache
-def _kept_twiddles(n: int, dtype: torch.dtype, device: torch.device) -> tuple[Tensor, Tensor]:
-    # Never dropped: a recorded step of an attack goes on reading them.
+def _tables(n: int, dtype: torch.dtype, device: torch.device) -> tuple[Tensor, Tensor]:
     # A table first made in inference mode could not be used by autograd later.
     with torch.inference_mode(False):
         return _twiddles(n, dtype, device)
+
+
+_kept_tables = functools.lru_cache(maxsize=32)(_tables)
+# Never dropped: a recorded step of an attack goes on reading them.
+_kept_gpu_tables = functools.cache(_tables)
 
 
 def removed(entries: int, rate: float) -> int:

@@ -22,8 +22,9 @@ __all__ = ["Soteria", "SoteriaAdversary", "column_mask", "feature_sensitivities"
 
 AT_ONCE = 512
 """Feature-example pairs differentiated in one batched pass; bounds memory whatever the width of the layer."""
-ENTRIES_AT_ONCE_ON_GPU = 4096 * 3 * 32 * 32
-"""The same on a GPU, in entries of the inputs: small passes would leave most of it idle."""
+AT_ONCE_ON_GPU = 4096
+ENTRIES_AT_ONCE_ON_GPU = AT_ONCE_ON_GPU * 3 * 32 * 32
+"""The same on a GPU, fewer for larger inputs: small passes would leave most of it idle."""
 
 
 def last_linear_layer(model: nn.Module) -> str:
@@ -72,9 +73,14 @@ def feature_sensitivities(learner: Learner, inputs: Tensor, noise: Named | None 
         return length
 
     rows = torch.eye(width, dtype=seen.dtype, device=seen.device)
-    pairs = ENTRIES_AT_ONCE_ON_GPU // inputs[0].numel() if inputs.device.type == "cuda" else AT_ONCE
-    norms = vmap(row, chunk_size=max(1, pairs // max(1, count)))(rows)  # (F, B)
+    norms = vmap(row, chunk_size=max(1, _pairs_at_once(inputs) // max(1, count)))(rows)  # (F, B)
     return seen.detach(), norms.T.detach()
+
+
+def _pairs_at_once(inputs: Tensor) -> int:
+    if inputs.device.type != "cuda":
+        return AT_ONCE
+    return min(AT_ONCE_ON_GPU, ENTRIES_AT_ONCE_ON_GPU // max(1, math.prod(inputs.shape[1:])))
 
 
 def column_mask(features: Tensor, sensitivities: Tensor, rate: float, epsilon: float) -> Tensor:

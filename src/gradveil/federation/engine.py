@@ -100,6 +100,7 @@ class _Run:
     federation: Federation
     server: Server
     scaffold: Scaffold | None
+    recorder: StepRecorder
     states: dict[int, Named] = field(default_factory=dict)
     records: list[RoundRecord] = field(default_factory=list)
     folder: TrainingFolder | None = None
@@ -107,14 +108,14 @@ class _Run:
     every: int = 1
     command: str = ""
     changed: set[int] = field(default_factory=set)
-    recorder: StepRecorder = field(default_factory=StepRecorder)
 
     @classmethod
     def start(cls, federation: Federation) -> _Run:
         weights = tensors.detach(federation.learner.weights)
         server = Server.start(federation.settings, weights, tensors.detach(federation.evaluator.buffers))
         scaffolded = federation.settings.aggregation == "scaffold"
-        return cls(federation, server, Scaffold.start(weights, federation.settings.clients) if scaffolded else None)
+        scaffold = Scaffold.start(weights, federation.settings.clients) if scaffolded else None
+        return cls(federation, server, scaffold, StepRecorder(federation.learner.model))
 
     def open(self, folder: TrainingFolder, every: int, command: str, stack: contextlib.ExitStack) -> None:
         """Continue from a folder, or begin it."""

@@ -9,14 +9,14 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from gradveil.adversary import prefixed
+from gradveil.adversary import prefixed, with_prefix
 from gradveil.learning.learner import Learner
 from gradveil.models.batch_norm import batch_norm_layers
 from gradveil.recording import Recorded
@@ -24,12 +24,13 @@ from gradveil.tensors import Named, detach
 
 __all__ = ["ClientLearner", "LocalTraining", "RunningStatistics", "StepRecorder", "tracked_buffers"]
 
+WEIGHT, BUFFER, NOISE, RUNNING = "weight|", "buffer|", "noise|", "running|"
 MEAN, VARIANCE, COUNT = "running_mean", "running_var", "num_batches_tracked"
 
 
 @dataclass(frozen=True, eq=False)
 class LocalTraining:
-    """What the server sends to a client beside the weights.
+    """What a federation gives a client beside the weights.
 
     Attributes:
         correction: Added to the gradient of every local step, after the defense; SCAFFOLD's c - c_i.
@@ -81,28 +82,30 @@ class RunningStatistics:
 class StepRecorder:
     """Keeps the recorded steps of all clients of one federation: they share model, loss and most shapes.
 
-    Last minibatches of uneven clients have shapes of their own, so a shape is recorded when it has been seen a few times.
+    Last minibatches of uneven clients have shapes of their own, so a shape is recorded when it has been seen a few times, and the
+    first few shapes only: every recording holds the weights and a gradient.
     """
 
     PATIENCE = 3
+    MOST = 8
 
-    def __init__(self) -> None:
-        """Record nothing yet."""
-        self._steps: Recorded | None = None
-        self._fits = True
+    def __init__(self, model: nn.Module) -> None:
+        """Record nothing yet, and never a model whose BatchNorm counts its batches in Python."""
+        self.steps: Recorded | None = None
+        self._fits = all(getattr(layer, "momentum", 0.1) is not None for layer in batch_norm_layers(model).values())
 
-    def __call__(self, compute: Callable[[Named], Named], given: Named) -> Named:
-        """Return ``compute(given)``; every caller's ``compute`` must be the same function of what it is given."""
+    def __call__(self, learner: ClientLearner, given: Named) -> Named:
+        """Return one step of ``learner``; all learners must be those of one federation."""
         if self._fits:
-            self._steps = self._steps or Recorded(compute, patience=self.PATIENCE)
+            self.steps = self.steps or Recorded(learner.bare().step, patience=self.PATIENCE, most=self.MOST)
             try:
-                return self._steps(given)
+                return self.steps(given)
             except torch.OutOfMemoryError:
                 self._fits = False
             # Recordings keep their memory; without them the step may fit.
-            self._steps.forget()
+            self.steps.forget()
             torch.cuda.empty_cache()
-        return compute(given)
+        return learner.step(given)
 
 
 @dataclass(frozen=True, eq=False)
@@ -129,22 +132,26 @@ class ClientLearner(Learner):
         """Return the gradient of the batch loss with respect to the weights."""
         if self.per_example:  # called under vmap, where plain autograd cannot go
             return super().gradient(weights, inputs, targets, noise)
-        groups = {"weight": weights, "buffer": self.buffers, "noise": self.noise_at(0) if noise is None else noise}
-        groups["running"] = self.tracker.buffers if self.tracker else {}
-        given = {f"{group}|{name}": value for group, named in groups.items() for name, value in named.items()}
+        given = with_prefix(weights, WEIGHT) | with_prefix(self.buffers, BUFFER)
+        given |= with_prefix(self.noise_at(0) if noise is None else noise, NOISE)
+        given |= with_prefix(self.tracker.buffers, RUNNING) if self.tracker else {}
         given |= {"inputs": inputs, "targets": targets}
-        found = self._step(given) if self.recorder is None else self.recorder(self._step, given)
+        found = self.step(given) if self.recorder is None else self.recorder(self, given)
         if self.tracker:
-            self.tracker.buffers = prefixed(found, "running|")
-        return prefixed(found, "weight|")
+            self.tracker.buffers = prefixed(found, RUNNING)
+        return prefixed(found, WEIGHT)
 
-    def _step(self, given: Named) -> Named:
+    def bare(self) -> ClientLearner:
+        """Return the same without a client's tensors: all that `step` needs."""
+        tracker = RunningStatistics({}) if self.tracker else None
+        return dataclasses.replace(self, weights={}, buffers={}, noise={}, running={}, tracker=tracker, recorder=None)
+
+    def step(self, given: Named) -> Named:
         """Return the gradient and the running statistics after the step, as a function of nothing but what is given."""
-        leaves = {name: value.detach().requires_grad_() for name, value in prefixed(given, "weight|").items()}
-        tracker = RunningStatistics(prefixed(given, "running|"))
-        here = self.replace(buffers=prefixed(given, "buffer|"))
+        leaves = {name: value.detach().requires_grad_() for name, value in prefixed(given, WEIGHT).items()}
+        tracker = RunningStatistics(prefixed(given, RUNNING))
+        here = self.replace(buffers=prefixed(given, BUFFER))
         with torch.enable_grad(), tracker.watching(self.model) if self.tracker else contextlib.nullcontext():
-            loss = here.objective(leaves, given["inputs"], given["targets"], prefixed(given, "noise|"))
+            loss = here.objective(leaves, given["inputs"], given["targets"], prefixed(given, NOISE))
         found = torch.autograd.grad(loss, list(leaves.values()), allow_unused=True, materialize_grads=True)
-        gradient = {f"weight|{name}": value for name, value in zip(leaves, found, strict=True)}
-        return gradient | {f"running|{name}": value for name, value in tracker.buffers.items()}
+        return with_prefix(dict(zip(leaves, found, strict=True)), WEIGHT) | with_prefix(tracker.buffers, RUNNING)

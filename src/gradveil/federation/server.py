@@ -120,12 +120,10 @@ def _check_buffers(sent: Named, spec: ModelSpec, buffers: Named) -> None:
             counters[name] = ((wide > 0) | (wide < -FURTHEST) | (-wide > room)).any()
         elif name.endswith("running_var") and name in buffers:
             variances[name] = (buffers[name] - value < 0).any()
-    found = _answers({**counters, **variances})
-    for name in counters:
-        if found[name]:
+    for name, wrong in _answers({**counters, **variances}).items():
+        if wrong and name in counters:
             raise BadUpdate(f"the counter {name!r} runs backwards or too far; a round counts up by its local steps")
-    for name in variances:
-        if found[name]:
+        if wrong:
             raise BadUpdate(f"the variances in {name!r} would be negative")
 
 
@@ -133,7 +131,9 @@ def _answers(asked: Named) -> dict[str, float]:
     """Return single numbers from the device in one go: asking a GPU tensor by tensor waits for it every time."""
     if not asked:
         return {}
-    return dict(zip(asked, torch.stack([value.to(torch.float64) for value in asked.values()]).tolist(), strict=True))
+    # Double precision for what single precision cannot hold; the hardware of "mps" has none, and no such values.
+    wide = torch.float32 if next(iter(asked.values())).device.type == "mps" else torch.float64
+    return dict(zip(asked, torch.stack([value.to(wide) for value in asked.values()]).tolist(), strict=True))
 
 
 @dataclass(frozen=True, eq=False)

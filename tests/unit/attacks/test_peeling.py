@@ -54,6 +54,16 @@ def test_pools_that_overlap_or_pad_are_left_alone(pool: nn.Module) -> None:
     assert type(with_soft_pools(nn.Sequential(pool), spread=True)[0]) is type(pool)  # type: ignore[index]
 
 
+def test_a_network_that_begins_with_its_pool_is_peeled() -> None:
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.MaxPool2d(2), nn.Conv2d(2, 4, 3), nn.ReLU(), nn.Flatten(), nn.Linear(4 * 4, CLASSES)).double()
+    seen = observe(Learner.of(model, cross_entropy), make_batch())
+    assert Peeling().applies(seen) is None
+    (found,) = launch(Peeling(steps=20), [seen], make_desk())
+    assert found.status == "finished" and found.best_loss < found.first_loss
+
+
 def test_the_parts_of_a_network_are_the_network_and_match_at_the_truth() -> None:
     learner = make_learner(SMALL)
     batch = make_batch()

@@ -70,7 +70,8 @@ def test_a_federation_without_room_for_recordings_trains_on(monkeypatch: pytest.
 
     monkeypatch.setattr(Recorded, "__call__", full)
     monkeypatch.setattr(torch.cuda, "empty_cache", lambda: None)
-    recorder, model = StepRecorder(), network()
+    model = network()
+    recorder = StepRecorder(model)
     learner, data = Learner.of(model, cross_entropy, SETTINGS), batch()
     for _ in range(3):
         trainer = ClientLearner.from_learner(learner, RunningStatistics(dict(model.named_buffers())), recorder)
@@ -84,7 +85,7 @@ def test_a_federation_without_room_for_recordings_trains_on(monkeypatch: pytest.
 def test_recorded_steps_train_like_plain_ones() -> None:
     learner = Learner.of(network().cuda(), cross_entropy, SETTINGS)
     data, buffers = Batch(batch().inputs.cuda(), batch().targets.cuda()), {n: v.cuda() for n, v in network().named_buffers()}
-    recorder = StepRecorder()
+    recorder = StepRecorder(learner.model)
     plain, *recorded = (
         run_client(learner, data, NoDefense(), Seed(0), local=LocalTraining(buffers=buffers, recorder=kept))
         for kept in (None, *[recorder] * 4)
@@ -95,6 +96,7 @@ def test_recorded_steps_train_like_plain_ones() -> None:
         update = NoDefense().decode(result.payload, spec)
         for name, value in {**expected.weights, **expected.buffers}.items():
             assert torch.allclose({**update.weights, **update.buffers}[name].double(), value.double(), atol=1e-9), name
+    assert recorder.steps is not None and recorder.steps.recordings == 2  # minibatches of four and of three
 
 
 def test_statistics_of_the_server_are_not_changed_and_hooks_are_gone() -> None:
