@@ -226,14 +226,20 @@ def _refit(
         return [{} for _ in variables]
     starts = [{n: own.get(n, drawn[n]).to(drawn[n]) for n in drawn} for own in variables]
 
-    def loss(leaves: Named, constants: Named) -> Tensor:
+    def misfit(leaves: Named, constants: Named) -> Tensor:
         residuals, observed = both(constants["inputs"], constants["labels"], leaves)
         size = torch.stack([v.square().sum() for v in observed.values()]).sum().clamp_min(1e-300)
-        return torch.stack([r.square().sum() for r in residuals.values()]).sum() / size + adversary.penalty(leaves)
+        return torch.stack([r.square().sum() for r in residuals.values()]).sum() / size
 
-    problem = Problem(loss, {n: torch.stack([s[n] for s in starts]) for n in drawn}, {"inputs": inputs, "labels": labels})
+    def loss(leaves: Named, constants: Named) -> Tensor:
+        return misfit(leaves, constants) + adversary.penalty(leaves)
+
+    leaves, constants = {n: torch.stack([s[n] for s in starts]) for n in drawn}, {"inputs": inputs, "labels": labels}
     # Double precision takes twice the memory of the parameters that the choice is made for.
     parameters, examples = 2 * observation.learner.parameters, 2 * observation.examples
     execution = choose_execution("auto", inputs.device, parameters, len(starts), examples, REFIT_STEPS)
-    outcome = optimise(problem, Adam(learning_rate=0.05), REFIT_STEPS, execution)
+    first = optimise(Problem(misfit, leaves, constants), Adam(learning_rate=0.05), 1, execution.once())
+    if not bool(first.gradient_norm.any()):  # the defense reads its unknowns off the update, and nothing is left to fit
+        return starts
+    outcome = optimise(Problem(loss, leaves, constants), Adam(learning_rate=0.05), REFIT_STEPS, execution)
     return [{n: v[row] for n, v in outcome.leaves.items()} for row in range(len(starts))]
