@@ -71,10 +71,11 @@ def run(options: argparse.Namespace) -> None:
     )
     jobs = []
     for seed in range(options.seeds):
-        for row in rows(options.only):
-            path = options.out / f"{_file_name(row.title)}-{seed}.json"
+        asked = [(options.defense, options.defense)] if options.defense else [(r.title, r.spelling) for r in rows(options.only)]
+        for title, spelling in asked:
+            path = options.out / f"{_file_name(title)}-{seed}.json"
             if not path.exists():
-                jobs.append((base.replace(defense=row.spelling, seed=seed), path))
+                jobs.append((base.replace(defense=spelling, seed=seed), path))
     begun = time.perf_counter()
     context = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(max_workers=options.workers, mp_context=context) as pool:
@@ -148,6 +149,7 @@ def main() -> None:
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--workers", type=int, default=1)
     parser.add_argument("--only", default="", help="'main', or titles separated by semicolons")
+    parser.add_argument("--defense", default="", help="a defense in other settings than those of the rows; not in the table")
     parser.add_argument("--out", type=Path, required=True)
     options = parser.parse_args()
     (run if options.what == "run" else table)(options)

@@ -12,9 +12,11 @@ import torch
 from torch import Tensor, nn
 from torch.func import vmap
 
+from gradveil.attacks import referee
 from gradveil.attacks.feature_inversion import feature_layer
 from gradveil.attacks.labels import recover_labels
 from gradveil.attacks.linear_layer import features_at, layer_inputs
+from gradveil.attacks.loop import optimise
 from gradveil.defenses import PRECODE, NoDefense, build_defense
 from gradveil.defenses.precode import EPSILON, FITTED, KNOWN, READ, log_softplus
 from gradveil.errors import UsageError
@@ -24,7 +26,7 @@ from gradveil.learning.losses import cross_entropy
 from gradveil.learning.settings import TrainingSettings
 from gradveil.models.lenet import lenet
 from gradveil.randomness import Seed
-from gradveil.records import Batch, Observation, ThreatModel
+from gradveil.records import Batch, Observation, Reconstruction, ThreatModel
 from gradveil.testing.defenses_adversary import relative_residual
 from gradveil.testing.defenses_scene import Scene, TinyNet, distance, draw_batch
 
@@ -209,3 +211,19 @@ def test_the_undefended_client_of_the_same_model_draws_the_same_noise() -> None:
     scene = Scene.of(DEFENSE)
     assert distance(scene.send(DEFENSE, seed=3).weights, scene.send(NoDefense(), seed=3).weights) == 0
     assert distance(scene.send(DEFENSE, seed=3).weights, scene.send(DEFENSE, seed=4).weights) > 0.01
+
+
+def test_noise_that_was_read_is_not_fitted_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    spent: list[int] = []
+
+    def counted(problem: Any, optimiser: Any, steps: int, *rest: Any) -> Any:
+        spent.append(steps)
+        return optimise(problem, optimiser, steps, *rest)
+
+    monkeypatch.setattr(referee, "optimise", counted)
+    for examples, expected in ((1, [1]), (2, [1, referee.REFIT_STEPS])):
+        spent.clear()
+        observation, batch, _ = observe(examples)
+        others = [Reconstruction(batch.inputs + shift, batch.targets, recipe="given") for shift in (0.0, 0.1)]
+        close, far = referee.Referee().scores(observation, others)
+        assert spent == expected and close < far
