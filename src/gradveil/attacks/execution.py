@@ -106,7 +106,7 @@ class _Chunks:
             if isinstance(self._together, _Captured):
                 self._together.forget()
             torch.cuda.empty_cache()
-            self._chunk = equal_chunks(rows.shape[0], -(-min(self._chunk, rows.shape[0]) // 2))
+            self._chunk = _equal_chunks(rows.shape[0], -(-min(self._chunk, rows.shape[0]) // 2))
 
     def _evaluate(self, rows: Tensor, constants: Named) -> tuple[Tensor, Tensor]:
         if rows.shape[0] <= self._chunk:
@@ -118,7 +118,7 @@ class _Chunks:
         return torch.cat([g for g, _ in parts]).detach(), torch.cat([v for _, v in parts]).detach()
 
 
-def equal_chunks(candidates: int, most: int) -> int:
+def _equal_chunks(candidates: int, most: int) -> int:
     """Return the size of equal chunks of at most ``most`` candidates, so that a recorded or compiled program sees one shape."""
     return -(-candidates // -(-candidates // most))
 
@@ -156,4 +156,4 @@ def _chunk_size(device: torch.device, parameters: int, candidates: int, examples
     else:
         limit = 700_000_000
     most = max(1, limit // per_candidate)
-    return equal_chunks(candidates, most)
+    return _equal_chunks(candidates, most)

@@ -92,16 +92,16 @@ class StepRecorder:
     def __init__(self, model: nn.Module) -> None:
         """Record nothing yet, and never a model whose BatchNorm counts its batches in Python."""
         self.steps: Recorded | None = None
-        self._fits = all(getattr(layer, "momentum", 0.1) is not None for layer in batch_norm_layers(model).values())
+        self._possible = all(getattr(layer, "momentum", 0.1) is not None for layer in batch_norm_layers(model).values())
 
     def __call__(self, learner: ClientLearner, given: Named) -> Named:
         """Return one step of ``learner``; all learners must be those of one federation."""
-        if self._fits:
+        if self._possible:
             self.steps = self.steps or Recorded(learner.bare().step, patience=self.PATIENCE, most=self.MOST)
             try:
                 return self.steps(given)
             except torch.OutOfMemoryError:
-                self._fits = False
+                self._possible = False
             # Recordings keep their memory; without them the step may fit.
             self.steps.forget()
             torch.cuda.empty_cache()

@@ -175,8 +175,9 @@ def test_chunks_are_equal_where_memory_is_short() -> None:
     assert 1 < chunk < 100 and -(-100 // chunk) * chunk - 100 < chunk
 
 
+@pytest.mark.parametrize("mode", ["batched", "captured"])
 @pytest.mark.parametrize(("rows", "fits"), [(7, 3), (5, 1), (4, 4), (1, 1)])
-def test_a_full_memory_halves_the_chunks_for_good(rows: int, fits: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_memory_halves_the_chunks_for_good(rows: int, fits: int, mode: str, monkeypatch: pytest.MonkeyPatch) -> None:
     tried: list[int] = []
     monkeypatch.setattr(torch.cuda, "empty_cache", lambda: None)
 
@@ -190,7 +191,7 @@ def test_a_full_memory_halves_the_chunks_for_good(rows: int, fits: int, monkeypa
         return together
 
     monkeypatch.setattr(execution_module, "vmap", mapped)
-    evaluate = Execution("batched", 100).prepare(lambda row, constants: row.sum())
+    evaluate = Execution(mode, 100).prepare(lambda row, constants: row.sum())
     points, shift = torch.arange(2.0 * rows).reshape(rows, 2), torch.arange(float(rows))
     for _ in range(2):
         tried.clear()
