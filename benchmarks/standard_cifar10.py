@@ -17,19 +17,23 @@ from gradveil.audit.cells import Cell
 from gradveil.audit.describe import describe_cells
 from gradveil.audit.run import Progress, run_cells
 
+BREATH = 10.0
+"""Seconds between two lines of progress."""
+
 
 def cells(data: str, resnet20: str, device: str) -> list[Cell]:
     """Return the cells in the order of importance."""
     common: dict[str, Any] = {"data": data, "ensemble": "standard", "device": device, "seed": 0}
     sigmoid, relu = "lenet", 'lenet(activation="relu")'
+    trained: dict[str, Any] = {"model": 'resnet20(normalize="imagenet")', "weights": resnet20, "state": "given"}
     found = [
         Cell(**common, model="resnet18", records=24),
         *(Cell(**common, model=model, records=32) for model in (sigmoid, relu, "convnet")),
-        Cell(**common, model='resnet20(normalize="imagenet")', weights=resnet20, state="given", records=24),
+        Cell(**common, **trained, records=24),
     ]
-    for model in (sigmoid, relu, "convnet", "resnet18"):
-        found += [Cell(**common, model=model, records=32, batch_size=size) for size in (4, 16)]
-        found += [Cell(**common, model=model, records=32, batch_size=4, local_steps=4)]
+    for network in (*({"model": model} for model in (sigmoid, relu, "convnet", "resnet18")), trained):
+        found += [Cell(**common, **network, records=32, batch_size=size) for size in (4, 16)]
+        found += [Cell(**common, **network, records=32, batch_size=4, local_steps=4)]
     return found
 
 
@@ -59,9 +63,14 @@ def main() -> None:
     if options.steps:
         todo = [cell.replace(steps=options.steps) for cell in todo]
 
+    told = 0.0
+
     def show(progress: Progress) -> None:
-        if progress.label != "working":
-            sys.stderr.write(f"{time.perf_counter() - begun:7.1f} s  {progress.done_cells}/{progress.cells}  {progress.label}\n")
+        nonlocal told
+        now = time.perf_counter() - begun
+        if now - told >= BREATH or progress.done_cells == progress.cells:
+            told, share = now, progress.done_steps / max(progress.steps, 1)
+            sys.stderr.write(f"{now:7.1f} s  {progress.done_cells}/{progress.cells} cells  {share:4.0%} of all steps\n")
             sys.stderr.flush()
 
     command = "python benchmarks/standard_cifar10.py"

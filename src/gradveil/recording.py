@@ -24,8 +24,12 @@ __all__ = ["Recorded"]
 RECORDABLE = ("cuda",)
 WARM_UPS = 2
 """Evaluations before the recording: libraries choose algorithms and allocate workspaces in the first ones."""
-SAME = 1e-3
-"""Largest difference of two evaluations, in units of the largest entry, that is rounding and not chance."""
+SAME = 0.02
+"""Largest distance of two answers, in units of their norm, that is rounding and not chance.
+
+With ten-bit factors a GPU answers the same question differently by up to 7e-4 (a ResNet-18's gradients, entry by entry); dropout
+moves them by tens of percent.
+"""
 
 
 @dataclass
@@ -134,9 +138,13 @@ class Recorded:
 
 
 def _differ(left: Named, right: Named) -> bool:
-    """Whether two answers to the same question differ by more than rounding; what is not finite in both counts as equal."""
+    """Whether chance has part in an answer: whether at least half of its tensors differ by more than rounding.
+
+    One tensor says nothing: the gradient of a bias in front of a BatchNorm is zero, and all that arrives of it is rounding.
+    What is not finite in both counts as equal.
+    """
+    differing = 0
     for name, one in left.items():
         a, b = torch.nan_to_num(one.detach().double()), torch.nan_to_num(right[name].detach().double())
-        if a.numel() and bool((a - b).abs().max() > SAME * torch.maximum(a.abs().max(), b.abs().max())):
-            return True
-    return False
+        differing += bool((a - b).norm() > SAME * torch.maximum(a.norm(), b.norm()))
+    return 2 * differing >= max(1, len(left))

@@ -171,6 +171,18 @@ def test_functions_with_a_memory_or_luck_are_not_recorded(function: Any, cuda: F
     assert recorded.recordings == 0
 
 
+def rounded(given: Named) -> Named:
+    """A pure function as a GPU computes it: entries off by a thousandth, and a gradient of zero that is nothing but rounding."""
+    found, noise = pure(given), torch.randn(3, generator=CHANCE)
+    return {**found, "slope": found["slope"] * (1 + 2e-3 * noise), "bias in front of a norm": 1e-9 * noise}
+
+
+def test_rounding_is_not_taken_for_luck(cuda: FakeCuda, recwarn: pytest.WarningsRecorder) -> None:
+    recorded = Recorded(cuda.watched(rounded))
+    recorded(draw(0, 5))
+    assert recorded.recordings == 1 and not recwarn.list
+
+
 def test_a_failed_capture_leaves_everything_as_it_was(cuda: FakeCuda) -> None:
     recorded, given = Recorded(cuda.watched(pure)), draw(0, 5)
     cuda.failure = RuntimeError("operation not permitted when stream is capturing")
