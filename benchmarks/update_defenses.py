@@ -35,27 +35,8 @@ ENSEMBLES["published-recipe-1"] = Ensemble(
 
 # What the published recipe lacks where only the loudest direction of each layer arrives: under one cosine that direction, which
 # hardly differs between pictures, drowns the quiet exact tensors, and one small weight of total variation leaves the rest noise.
-# Every tensor counts alike here, the search begins grey and smooth, and smoothness is let go only in part. A relative error also
-# undoes the weights with which the attacker of the hardened variant trusts layers, so this is for the plain one.
-SMOOTH_LAYERS = InvertingGradients(
-    steps=1000,
-    signed=False,
-    schedule="cosine",
-    objective="relative_l2",
-    tv=0.25,
-    tv_end=2.5e-3,
-    relative=True,
-    start="grey",
-    smooth_relu=True,
-    title="smooth_layers",
-)
-ENSEMBLES["published-recipe-2"] = Ensemble(
-    "published-recipe-2",
-    "published-recipe-1, and a smooth recipe that weighs all tensors alike, plain and informed.",
-    (*ENSEMBLES["published-recipe-1"].members, Member(SMOOTH_LAYERS, ("plain", "informed"))),
-    rehearsals=1,
-)
-# For a CPU: one search, and the cheap attack it has to beat; with no rehearsal the better fit is chosen.
+# Here it stands alone beside the cheap attack it has to beat; with no rehearsal the better fit is chosen.
+(SMOOTH_LAYERS,) = (member.attack for member in ENSEMBLES["standard-3"].members if member.where_drowned)
 ENSEMBLES["smooth-layers-1"] = Ensemble(
     "smooth-layers-1",
     "The smooth recipe that weighs all tensors alike, informed; feature inversion.",

@@ -61,6 +61,10 @@ class OpenAdversary:
         searching = ("evidence", "variables", "prepare_learner", "on_examples", "on_gradient", "on_update", "replay", "compare")
         return all(getattr(type(self), name) is getattr(OpenAdversary, name) for name in searching)
 
+    def drowns(self, observation: Observation) -> bool:
+        """Whether what arrives loud here tells little beside what arrives quiet and exact; without a defense it does not."""
+        return False
+
     def evidence(self, observation: Observation, round_index: int) -> Named:
         """Return the decoded update of one round."""
         return with_prefix(observation.updates[round_index].weights, OBSERVED)

@@ -242,6 +242,10 @@ class AdversaryModel(Protocol):
         """True where the search is the same as that of an attacker who ignores the defense."""
         ...
 
+    def drowns(self, observation: Observation) -> bool:
+        """Whether loud tensors that tell little drown quiet ones that tell much, so that a search should weigh all alike."""
+        ...
+
     def evidence(self, observation: Observation, round_index: int) -> Named:
         """Extract, as named tensors of fixed shape, what is compared with in one round."""
         ...

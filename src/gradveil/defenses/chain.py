@@ -206,6 +206,10 @@ class ChainAdversary(OpenAdversary):
         """True when every part's attacker does."""
         return all(part.matches_plainly for part in self.parts)
 
+    def drowns(self, observation: Observation) -> bool:
+        """Ask the comparing part: it is what a search compares with."""
+        return self._last().drowns(observation)
+
     def evidence(self, observation: Observation, round_index: int) -> Named:
         """Return the evidence of the comparing part."""
         return self._last().evidence(observation, round_index)

@@ -16,7 +16,10 @@ from gradveil.attacks.inverting_gradients import InvertingGradients
 from gradveil.attacks.matching import SETTLED
 from gradveil.attacks.peeling import FEATURE_SHARE, ROUND, ROUNDS, SHARP, SPREAD, Peeling
 from gradveil.attacks.smooth_relu import sharpness_at
+from gradveil.defenses import build_defense
 from gradveil.errors import UsageError
+from gradveil.federation.client import run_client
+from gradveil.randomness import Seed
 from gradveil.records import ORDINARY, Knowledge, ThreatModel
 from gradveil.registry import config_of
 from tests.unit.attacks.scenes import make_batch, make_desk, make_learner, observe, simulator
@@ -26,7 +29,10 @@ GOLDEN = json.loads((Path(__file__).parents[2] / "golden" / "attacks.json").read
 
 def spelled(ensemble: Ensemble) -> str:
     """Return everything that decides an ensemble, as text."""
-    members = [{"attack": config_of(m.attack), "stances": m.stances} for m in ensemble.members]
+    members = [
+        {"attack": config_of(m.attack), "stances": m.stances} | ({"where_drowned": True} if m.where_drowned else {})
+        for m in ensemble.members
+    ]
     shared: dict[str, object] = {
         "draws": DRAWS,
         "refresh": REFRESH_EVERY,
@@ -55,16 +61,16 @@ def test_a_changed_setting_changes_the_digest() -> None:
 
 
 def test_short_names_mean_the_newest_version(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert resolve("quick").name == "quick-2" and resolve("standard").name == "standard-2"
+    assert resolve("quick").name == "quick-3" and resolve("standard").name == "standard-3"
     assert resolve("standard-1") is ENSEMBLES["standard-1"]
-    for version in ("quick-3", "quick-10"):
+    for version in ("quick-4", "quick-10"):
         monkeypatch.setitem(ENSEMBLES, version, dataclasses.replace(ENSEMBLES["quick-1"], name=version))
     assert resolve("quick").name == "quick-10"
 
 
 @pytest.mark.parametrize(
     ("wrong", "words"),
-    [("quik", "did you mean 'quick-2'"), ("inverting_gradient", "did you mean 'inverting_gradients'"), ("zzz", "known: ")],
+    [("quik", "did you mean 'quick-3'"), ("inverting_gradient", "did you mean 'inverting_gradients'"), ("zzz", "known: ")],
 )
 def test_an_unknown_name_is_answered_with_the_nearest(wrong: str, words: str) -> None:
     with pytest.raises(UsageError, match=words):
@@ -129,3 +135,25 @@ def test_where_the_informed_search_is_the_plain_one_only_its_last_touch_is_added
     assert twin.stance == "informed" and twin.unfinished is not None and bool((twin.unfinished == found[0].inputs).all())
     assert informed_twins(found, [observe(make_learner(), make_batch())]) == []
     assert informed_twins(found, [observe(make_learner(), make_batch(), "clipping(bound=0.01)")]) == []
+
+
+@pytest.mark.parametrize(
+    ("model", "defense", "asked"),
+    [
+        ("convnet(width=4)", "svdefense", True),
+        ("convnet(width=4)", "clipping(bound=1) + svdefense", True),
+        ("lenet", "svdefense", False),  # no norms: nothing quiet arrives exactly but biases
+        ("convnet(width=4)", "svdefense(hardened=True)", False),  # weighing alike would undo what its attacker knows of exactness
+        ("convnet(width=4)", "pruning", False),
+    ],
+)
+def test_weighing_tensors_alike_is_for_updates_that_drown_the_quiet_ones(model: str, defense: str, asked: bool) -> None:
+    learner, batch = make_learner(model), make_batch()
+    payload = run_client(learner, batch, build_defense(defense), Seed(1)).payload
+    seen = observe(learner, batch, defense, payloads=(payload,))
+    for name in ("quick", "standard"):
+        old, new = (line_up(resolve(f"{name}-{version}"), seen, make_desk()) for version in (2, 3))
+        more = [attack for attack in new[len(old) :] if isinstance(attack, InvertingGradients)]
+        assert new == [*old, *more]
+        assert [(attack.title, attack.stance) for attack in more] == ([("smooth_layers", "informed")] if asked else [])
+    assert not seen.adversary.drowns(seen.replace(payloads=()))  # nobody sees factors in a secure aggregate
