@@ -40,7 +40,7 @@ ROWS = (
     Row("DGP", "dgp", True, (21.15, 0.758, 0.263), (9.73, 35.64)),
     Row("pFGD", "pfgd(rate=0.01)", True, (12.93, 0.212, 0.582)),
     Row("SVDefense", "svdefense", True, (12.53, 0.138, 0.587)),
-    Row("SVDefense, hardened", "svdefense(hardened=True)"),
+    Row("SVDefense, hardened", "svdefense(hardened=True, least_error=1.0)"),
     Row("clipping", "clipping(bound=1)"),
     Row("top-k", "top_k(keep=0.1)"),
     Row("entry dropout", "entry_dropout(rate=0.9)"),

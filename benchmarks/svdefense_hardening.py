@@ -6,7 +6,8 @@ runs that differ only in the defense share partition, client sampling, batches a
 
     python benchmarks/svdefense_hardening.py --device cuda --ensemble standard --records 64 --out results/svdefense_hardening
     python benchmarks/svdefense_hardening.py --records 8 --knob 0.5 --steps 20 --rounds 2 --seeds 1 --out DIR
-    python benchmarks/svdefense_hardening.py --ensemble informed-1 --seed 4 --seen 4 --knob 0.5 --alone --seeds 0 --out DIR
+    python benchmarks/svdefense_hardening.py --ensemble informed-1 --seed 4 --seen 4 --knob 2 --alone --seeds 0 --out DIR
+    python benchmarks/svdefense_hardening.py --ensemble patient-1 --seed 4 --records 16 --knob 2 --alone --seeds 0 --out DIR
 
 Cells are written one by one, and those already in the folder are not run again.
 """
@@ -14,6 +15,7 @@ Cells are written one by one, and those already in the folder are not run again.
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import hashlib
 import json
 import math
@@ -27,7 +29,7 @@ from typing import Any
 import torch
 
 from gradveil import __version__
-from gradveil.attacks.ensembles import ENSEMBLES, QUICK, Ensemble, Member
+from gradveil.attacks.ensembles import ENSEMBLES, QUICK, STANDARD, Ensemble, Member
 from gradveil.audit.cells import Cell
 from gradveil.audit.measure import run_cell
 from gradveil.federation.engine import FederationSettings, train
@@ -39,6 +41,14 @@ ENSEMBLES["informed-1"] = Ensemble(
     "informed-1",
     "The two matching recipes of quick-1, informed; no rehearsal.",
     tuple(Member(member.attack, ("informed",)) for member in QUICK.members[:2]),
+    rehearsals=0,
+)
+
+# What arrives exactly, or nearly so, says its last words late: the four smooth recipes of `standard`, informed, at full length.
+ENSEMBLES["patient-1"] = Ensemble(
+    "patient-1",
+    "The four smooth recipes of standard-1, informed, one start each; no rehearsal.",
+    tuple(Member(dataclasses.replace(member.attack, restarts=1), ("informed",)) for member in STANDARD.members[:4]),
     rehearsals=0,
 )
 

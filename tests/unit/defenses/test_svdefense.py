@@ -15,7 +15,7 @@ from gradveil.attacks.linear_layer import layer_inputs
 from gradveil.attacks.objectives import OBJECTIVES
 from gradveil.defenses import Chain, GaussianNoise, SVDefense, build_defense
 from gradveil.defenses.svdefense import layer_weights_by_entropy, tilted
-from gradveil.defenses.svdefense_adversary import TruncationAdversary
+from gradveil.defenses.svdefense_adversary import LEFT_SHARE, TruncationAdversary
 from gradveil.defenses.truncation import ChannelWeights, rank_above, spectral_entropy, truncate
 from gradveil.errors import BadUpdate, DefenseOrder, UsageError
 from gradveil.records import Batch, Payload, Update
@@ -220,6 +220,27 @@ def test_the_attackers_relations_hold_at_the_truth(spelling: str, batch: Batch) 
         assert float(residual.norm()) <= 2e-5 * float(comparison.observed[name].norm()) + 1e-7, name
 
 
+@pytest.mark.parametrize("batch", [ONE, draw_batch(3)], ids=["one", "three"])
+def test_hardened_only_what_biases_tell_arrives_exactly(batch: Batch) -> None:
+    defense = SVDefense(hardened=True)
+    scene = Scene.of(defense)
+    off: dict[str, list[float]] = {}
+    for seed in range(12):
+        observation = scene.observe(defense, seed, batch)
+        adversary = observation.adversary
+        evidence = adversary.evidence(observation, 0)
+        replayed = adversary.replay(scene.learner, batch.inputs, batch.targets, {})
+        comparison = adversary.compare(evidence, replayed, {})
+        for name, residual in comparison.residuals().items():
+            off.setdefault(name, []).append(float(residual.norm() / comparison.observed[name].norm().clamp_min(1e-30)))
+    assert max(off["head.bias"]) < 1e-5
+    one = len(batch.inputs) == 1
+    assert (max(off["head.weight squared"]) < 1e-4) is one  # its left vectors are told by the bias anyway
+    assert min(off["conv.weight squared"]) > 0.02  # nothing of a convolution arrives exactly
+    assert min(off["conv.weight across"]) > 0.1
+    assert min(off["head.weight across"]) > 0.1
+
+
 @pytest.mark.parametrize("objective", ["cosine", "layer_cosine", "relative_l2"])
 def test_the_truth_is_the_minimum_of_what_recipes_minimise(objective: str) -> None:
     # Where it is not, no search finds the record, however long; where it is, a weak result is the search's own.
@@ -275,12 +296,23 @@ def test_hardened_layers_arrive_with_the_error_asked_for(least_error: float, kin
 def test_the_tilt_is_unbiased_and_across_the_vector() -> None:
     found = truncate(draw(6, 40), weights="squared", beta=0.3, threshold=0.9)
     generator = torch.Generator().manual_seed(5)
-    draws = torch.stack([tilted(found, 1.0, generator) for _ in range(4000)]) - found.right
-    lengths = draws.norm(dim=2)
-    assert float(lengths.max() - lengths.min()) < 1e-9
-    assert float(lengths.mean()) == pytest.approx(1.0)
-    assert float((draws * found.right).sum(2).abs().max()) < 1e-9
-    assert float(draws.mean(0).norm(dim=1).max()) < 0.04
+    added = (1.5 - found.residual) / (1 - found.residual)
+    for left_is_known in (False, True):
+        both = [tilted(found, 1.5, generator, left_is_known=left_is_known) for _ in range(4000)]
+        left, right = (torch.stack(each) for each in zip(*both, strict=True))
+        sizes = found.projected.norm(dim=0)
+        squared = []
+        for draws, kept in (
+            (right - found.right, found.right),
+            (((left - found.projected) / sizes).mT, (found.projected / sizes).mT),
+        ):
+            lengths = draws.norm(dim=2)
+            assert float(lengths.max() - lengths.min()) < 1e-9
+            assert float((draws * kept).sum(2).abs().max()) < 1e-9
+            assert float(draws.mean(0).norm(dim=1).max()) < 0.05
+            squared.append(float(lengths.mean()) ** 2)
+        assert (1 + squared[0]) * (1 + squared[1]) == pytest.approx(1 + added)
+        assert squared[1] == pytest.approx(0.0 if left_is_known else LEFT_SHARE * squared[0])
 
 
 def test_hardened_payloads_do_not_carry_row_norms() -> None:
