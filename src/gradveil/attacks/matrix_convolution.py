@@ -142,12 +142,7 @@ class _Result(_Trilinear):
     @staticmethod
     def backward(ctx: Any, slopes: Tensor) -> tuple[Any, ...]:
         inputs, weights = ctx.saved_tensors
-        wanted = ctx.needs_input_grad
-        return (
-            _Slope.apply(slopes, weights, ctx.walk) if wanted[0] else None,  # type: ignore[no-untyped-call]
-            _gradient_of(weights, inputs, slopes, ctx.walk) if wanted[1] else None,
-            None,
-        )
+        return _derivatives(ctx, _Slope, slopes, weights, (inputs, slopes))
 
 
 class _Slope(_Trilinear):
@@ -160,12 +155,7 @@ class _Slope(_Trilinear):
     @staticmethod
     def backward(ctx: Any, towards: Tensor) -> tuple[Any, ...]:
         slopes, weights = ctx.saved_tensors
-        wanted = ctx.needs_input_grad
-        return (
-            _Result.apply(towards, weights, ctx.walk) if wanted[0] else None,  # type: ignore[no-untyped-call]
-            _gradient_of(weights, towards, slopes, ctx.walk) if wanted[1] else None,
-            None,
-        )
+        return _derivatives(ctx, _Result, towards, weights, (towards, slopes))
 
 
 class _Gradient(_Trilinear):
@@ -188,11 +178,21 @@ class _Gradient(_Trilinear):
         )
 
 
-def _gradient_of(weights: Tensor, inputs: Tensor, slopes: Tensor, walk: _Walk) -> Any:
-    """Return the gradient in the shape of the weights: where groups share them, all groups are one batch."""
-    if weights.shape[0] < inputs.shape[0]:
-        inputs, slopes = inputs.flatten(0, 1).unsqueeze(0), slopes.flatten(0, 1).unsqueeze(0)
-    return _Gradient.apply(inputs, slopes, walk)  # type: ignore[no-untyped-call]
+def _derivatives(
+    ctx: Any, partner: type[_Trilinear], towards: Tensor, weights: Tensor, pair: tuple[Tensor, Tensor]
+) -> tuple[Any, ...]:
+    """Return the derivatives of the result or the slope, each other's partners, in their first tensor and in the weights.
+
+    Where groups share the weights, all groups are one batch to the gradient.
+    """
+    wanted = ctx.needs_input_grad
+    if wanted[1] and weights.shape[0] < pair[0].shape[0]:
+        pair = pair[0].flatten(0, 1).unsqueeze(0), pair[1].flatten(0, 1).unsqueeze(0)
+    return (
+        partner.apply(towards, weights, ctx.walk) if wanted[0] else None,  # type: ignore[no-untyped-call]
+        _Gradient.apply(*pair, ctx.walk) if wanted[1] else None,  # type: ignore[no-untyped-call]
+        None,
+    )
 
 
 class _MatrixConv2d(nn.Conv2d):

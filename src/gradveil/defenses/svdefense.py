@@ -13,14 +13,15 @@ from torch import Tensor
 from gradveil.adversary import OpenAdversary
 from gradveil.defenses.base import DEFENSES, ClientView, Defense, DefenseCard
 from gradveil.defenses.settings import check_choice, check_number
-from gradveil.defenses.svdefense_adversary import LEFT_SHARE, TruncationAdversary, left_is_known
+from gradveil.defenses.svdefense_adversary import TruncationAdversary
+from gradveil.defenses.tilt import left_is_known, tilted
 from gradveil.defenses.truncation import ChannelWeights, Truncation, truncate
 from gradveil.errors import BadUpdate, UsageError
 from gradveil.records import ModelSpec, Payload, Update
 from gradveil.tensors import check_finite
 from gradveil.wire.factors import FACTORS, Factors, decode_factors, encode_factors, entropies_of, matrix_shape
 
-__all__ = ["LEAST_ENTROPY", "SVDefense", "layer_weights_by_entropy", "tilted"]
+__all__ = ["LEAST_ENTROPY", "SVDefense", "layer_weights_by_entropy"]
 
 LEAST_ENTROPY = 1e-6
 """Less counts as vanished: it leaves 5e-8 of the energy beside the first singular value."""
@@ -179,33 +180,6 @@ class SVDefense(Defense):
     def adversary(self) -> OpenAdversary:
         """Return the attacker who compares what was kept."""
         return TruncationAdversary(self.weights, self.least_error if self.hardened else 0.0)
-
-
-def tilted(found: Truncation, least_error: float, generator: torch.Generator, *, left_is_known: bool) -> tuple[Tensor, Tensor]:
-    """Return ``W V`` (p, k) and V^T (k, q), tilted so that the matrix has at least this relative squared error.
-
-    The error that is there, ``rho``, and the one that is added are orthogonal in expectation, and independent tilts multiply:
-    ``rho + (1 - rho) ((1 + t_left^2) (1 + t_right^2) - 1) = least_error``.
-    """
-    if found.rank == 0 or found.residual >= min(1.0, least_error):
-        return found.projected, found.right
-    added = (least_error - found.residual) / (1 - found.residual)
-    if left_is_known:
-        return found.projected, _towards_chance(found.right, math.sqrt(added), generator)
-    # (1 + t²) (1 + a t²) = 1 + added, solved for t²; written so that a small `added` keeps its digits.
-    squared = 2 * added / (1 + LEFT_SHARE + math.sqrt((1 + LEFT_SHARE) ** 2 + 4 * LEFT_SHARE * added))
-    right = _towards_chance(found.right, math.sqrt(squared), generator)
-    return _towards_chance(found.projected.T, math.sqrt(LEFT_SHARE * squared), generator).T, right
-
-
-def _towards_chance(rows: Tensor, length: float, generator: torch.Generator) -> Tensor:
-    """Return rows that are longer by ``length`` of their own length, each in a random direction across it."""
-    draws = torch.randn(rows.shape, generator=generator, device=rows.device, dtype=rows.dtype)
-    sizes = rows.norm(dim=1, keepdim=True)
-    units = rows / sizes.clamp_min(torch.finfo(rows.dtype).tiny)
-    across = draws - (draws * units).sum(1, keepdim=True) * units
-    moved: Tensor = rows + length * sizes * across / across.norm(dim=1, keepdim=True)
-    return moved
 
 
 def layer_weights_by_entropy(payloads: Sequence[Payload]) -> list[dict[str, float]]:

@@ -10,16 +10,15 @@ import torch
 from torch import Tensor
 
 from gradveil.adversary import OBSERVED, OpenAdversary, prefixed, with_prefix
+from gradveil.defenses.tilt import EXACT_ENTROPY, LEFT_SHARE, left_is_known
 from gradveil.defenses.truncation import ChannelWeights
 from gradveil.records import Comparison, Observation, Payload
 from gradveil.tensors import Named, norm
 from gradveil.wire.factors import entropies_of, factors_of, matrix_shape
 
-__all__ = ["LEFT_SHARE", "TruncationAdversary", "left_is_known"]
+__all__ = ["TruncationAdversary"]
 
 RIGHT, LEFT, NORMS, TRUST, SHRINK = "right/", "left/", "norms/", "trust/", "shrink/"
-EXACT_ENTROPY = 1e-9
-"""Below it a spectrum has one value: the rest holds less than about 1e-10 of the energy, as rounding to single precision does."""
 EXACT_TILT = 1e-6
 """Squared length above one of the rows of V^T that rounding to single precision explains."""
 NEGLIGIBLE = 1e-5
@@ -29,12 +28,6 @@ PRECISION = 2e-5
 
 Smaller trusts noisy tensors less. Of eight records on the sigmoid LeNet, 2e-4 and 2e-5 identified most or all at settings of the
 knob up to 0.1; at 1e-3 the noise of one layer hid what the others say from 1e-5 on.
-"""
-LEFT_SHARE = 0.1
-"""Squared tilt of the left vectors in the hardened defense, in units of that of the right ones.
-
-They hold few numbers, so a little noise hides them, and it costs more there: one number moves a whole row. On writers' digits at
-the same total error of 2 equal tilts cost 2.3 points of accuracy (three seeds), a tenth 2.1 and a fiftieth 1.0 (six seeds).
 """
 _TINY = 1e-30
 
@@ -117,7 +110,7 @@ class TruncationAdversary(OpenAdversary):
         return found
 
     def compare(self, evidence: Named, simulated: Named, variables: Named) -> Comparison:
-        """Apply the three relations to every matrix; compare the rest as it is."""
+        """Apply the relations to every matrix; compare the rest as it is."""
         kinds = OBSERVED, RIGHT, LEFT, NORMS, TRUST, SHRINK
         observed, right, left, norms, trust, shrink = (prefixed(evidence, kind) for kind in kinds)
         ours: Named = {}
@@ -186,7 +179,7 @@ class TruncationAdversary(OpenAdversary):
             keep = sigma > NEGLIGIBLE * sigma[0]
             # Of a tilted matrix sent as a whole nobody knows how far it was tilted; it is at most this.
             tilt = math.sqrt(self.least_error)
-            return _Kept.padded(right[keep], (left * sigma)[:, keep], norms, (tilt, tilt), matrix)
+            return _Kept.padded(right[keep], (left * sigma)[:, keep], norms, (tilt, math.sqrt(LEFT_SHARE) * tilt), matrix)
         right = factors.right.double()
         if factors.scale is not None:
             told = factors.scale
@@ -197,16 +190,6 @@ class TruncationAdversary(OpenAdversary):
         tilt = math.sqrt(longer) if longer > EXACT_TILT else 0.0
         left_tilt = 0.0 if left_is_known(name, len(matrix), entropies_of(payload)[name], others) else math.sqrt(LEFT_SHARE) * tilt
         return _Kept.padded(right, factors.left.double() * factors.sigma.double(), norms, (tilt, left_tilt), matrix)
-
-
-def left_is_known(name: str, rows: int, entropy: float, others: Container[str]) -> bool:
-    """Tell whether nothing is hidden by tilting the left vectors of a matrix.
-
-    With one direction they are a multiple of the slope behind the layer, which its bias tells for one example; one row has no
-    other direction.
-    """
-    bias = f"{name.rpartition('.')[0]}.bias" if "." in name else "bias"
-    return rows == 1 or (entropy < EXACT_ENTROPY and bias in others)
 
 
 @dataclass(frozen=True)
