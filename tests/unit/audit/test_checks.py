@@ -9,6 +9,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from scipy.stats import binom
 from torch import Tensor, nn
 
 from gradveil.adversary import OpenAdversary
@@ -87,6 +88,14 @@ def chosen_instead(inputs: Callable[[int], Tensor]) -> Evidence:
     return dataclasses.replace(healthy(), selected=worse)
 
 
+def with_hits(count: int, candidates: int) -> Evidence:
+    """Nothing but grey was found, and for ``count`` of 16 records the original is nearest all the same."""
+    grey = chosen_instead(lambda i: torch.full_like(near(i), 0.5)).selected
+    rank = torch.where(torch.arange(16) < count, 1, 2)
+    fewer = dataclasses.replace(subject(), candidates=subject().candidates[:candidates])
+    return dataclasses.replace(healthy(), subject=fewer, selected=dataclasses.replace(grey, rank=rank))
+
+
 @dataclasses.dataclass(frozen=True)
 class Partial(OpenAdversary):
     @property
@@ -147,6 +156,9 @@ FIRING: list[tuple[str, str, Callable[[], Evidence]]] = [
     ("truth_is_minimum", "warn", with_truth_elsewhere),
     ("oracle_labels", "warn", lambda: with_candidates(0.1, oracle_labels=True)),
     ("better_than_null", "warn", lambda: chosen_instead(lambda i: torch.full_like(near(i), 0.5))),
+    ("better_than_null", "warn", lambda: with_hits(1, 100)),  # 15 % of all attackers who know nothing have one of 16
+    ("better_than_null", "warn", lambda: with_hits(1, 256)),  # 6 %
+    ("better_than_null", "warn", lambda: with_hits(2, 30)),  # 9 %, and too few candidates anyway
     ("enough_records", "warn", lambda: with_candidates_and_records(15, 256)),
     ("enough_candidates", "warn", lambda: with_candidates_and_records(16, 99)),
     ("regret", "warn", lambda: chosen_instead(lambda i: near(i, 0.2))),
@@ -199,6 +211,7 @@ def test_the_mode_of_batch_norm_is_said() -> None:
         ("matching_loss_fell", lambda: with_candidates(1.0, steps=0, best_loss=NAN)),
         ("gradient_alive", lambda: with_candidates(1.0, steps=0, gradient_norm=NAN)),
         ("better_than_null", lambda: chosen_instead(lambda i: near(i, 0.2))),
+        ("better_than_null", lambda: with_hits(2, 100)),  # 1 %
         ("regret", lambda: chosen_instead(lambda i: near(i, 0.021))),
         ("enough_records", lambda: with_candidates_and_records(16, 256)),
         ("enough_candidates", lambda: with_candidates_and_records(16, 100)),
@@ -234,3 +247,14 @@ def test_given_masks_are_not_called_labels_that_could_be_withheld() -> None:
 def test_the_attacker_who_is_ahead_is_named() -> None:
     told = look(with_attacker_ahead())["nobody_ahead"].sentence
     assert told.startswith("One attacker alone, stay smooth (zero mask), identified 12 of 16 records")
+
+
+def test_what_beats_guessing_is_said() -> None:
+    assert look(healthy())["better_than_null"].sentence.endswith("beat every null baseline.")
+    assert "by the share identified, and not by PSNR" in look(with_hits(16, 100))["better_than_null"].sentence
+    assert "(1 of 16 identified)" in look(with_hits(1, 100))["better_than_null"].sentence
+
+
+@pytest.mark.parametrize(("count", "n", "share"), [(0, 5, 0.3), (1, 16, 0.01), (3, 7, 0.5), (7, 32, 0.0625), (2, 2, 1.0)])
+def test_luck_is_counted_as_scipy_counts_it(count: int, n: int, share: float) -> None:
+    assert checks._at_least(count, n, share) == pytest.approx(float(binom.sf(count - 1, n, share)), abs=1e-12)
