@@ -7,10 +7,11 @@ results out, and what cannot be recorded (a step that waits for the GPU) is eval
 
 from __future__ import annotations
 
+import contextlib
 import warnings
 import weakref
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -28,7 +29,8 @@ SAME = 0.02
 """Largest distance of two answers, in units of their norm, that is rounding and not chance.
 
 With ten-bit factors a GPU answers the same question differently by up to 7e-4 (a ResNet-18's gradients, entry by entry); dropout
-moves them by tens of percent.
+moves them by tens of percent. So does rounding itself behind several local steps through kinks (ReLU, pooling): answers that
+differ by more are asked again in a fixed order of sums, where only chance and memory are left to tell them apart.
 """
 
 
@@ -112,6 +114,9 @@ class Recorded:
             side.wait_stream(before)
             with torch.cuda.stream(side):
                 answers = [self._function(fixed) for _ in range(WARM_UPS)]
+                if _differ(*answers):
+                    with _sums_in_order():
+                        answers = [self._function(fixed) for _ in range(WARM_UPS)]
             before.wait_stream(side)
             if any(value._version for value in fixed.values()) or _differ(*answers):
                 self._give_up("it changes what it is given, or leaves something to chance")
@@ -135,6 +140,19 @@ class Recorded:
         self._possible = False
         self.forget()
         warnings.warn(f"this step cannot be recorded and runs kernel by kernel: {reason}", RuntimeWarning, stacklevel=4)
+
+
+@contextlib.contextmanager
+def _sums_in_order() -> Iterator[None]:
+    """Let torch and its libraries add in the same order every time, where they can."""
+    asked, only_warned = torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of operations that cannot: their answers then differ, and nothing is recorded
+            torch.use_deterministic_algorithms(True, warn_only=True)
+            yield
+    finally:
+        torch.use_deterministic_algorithms(asked, warn_only=only_warned)
 
 
 def _differ(left: Named, right: Named) -> bool:

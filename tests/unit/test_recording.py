@@ -183,6 +183,26 @@ def test_rounding_is_not_taken_for_luck(cuda: FakeCuda, recwarn: pytest.Warnings
     assert recorded.recordings == 1 and not recwarn.list
 
 
+def kinked(given: Named) -> Named:
+    """A pure function behind kinks: rounding turns the slope by a third, unless sums are taken in a fixed order."""
+    found = pure(given)
+    turned = 0.0 if torch.are_deterministic_algorithms_enabled() else 0.3
+    return {**found, "slope": found["slope"] * (1 + turned * torch.randn(3, generator=CHANCE))}
+
+
+@pytest.mark.parametrize("asked", [False, True])
+def test_rounding_behind_kinks_is_not_taken_for_luck(asked: bool, cuda: FakeCuda, recwarn: pytest.WarningsRecorder) -> None:
+    torch.use_deterministic_algorithms(asked)
+    try:
+        recorded = Recorded(cuda.watched(kinked))
+        recorded(draw(0, 5))
+        assert recorded.recordings == 1 and not recwarn.list
+        assert torch.are_deterministic_algorithms_enabled() is asked  # the order was asked for, and only for a moment
+        assert not torch.is_deterministic_algorithms_warn_only_enabled()
+    finally:
+        torch.use_deterministic_algorithms(False)
+
+
 def test_a_failed_capture_leaves_everything_as_it_was(cuda: FakeCuda) -> None:
     recorded, given = Recorded(cuda.watched(pure)), draw(0, 5)
     cuda.failure = RuntimeError("operation not permitted when stream is capturing")
