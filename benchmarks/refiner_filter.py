@@ -27,6 +27,7 @@ from gradveil.defenses.refiner_adversary import deblend
 from gradveil.defenses.refiner_restorer import MOST, fit_restorer, public_pairs
 from gradveil.federation.client import run_client
 from gradveil.learning import Learner, loss_by_name
+from gradveil.metrics import median
 from gradveil.models import build_model
 from gradveil.randomness import Seed
 from gradveil.records import Batch
@@ -82,7 +83,7 @@ def figures(found: Tensor, clean: Tensor, candidates: Tensor) -> dict[str, float
     psnr = -10 * torch.log10((found - clean).square().mean((1, 2, 3)))
     nearest = torch.cdist(found.flatten(1), candidates.flatten(1)).argmin(1)
     right = nearest == torch.arange(len(clean))
-    return {"psnr": float(psnr.median()), "identified": int(right.sum())}
+    return {"psnr": median(psnr), "identified": int(right.sum())}
 
 
 def main() -> int:

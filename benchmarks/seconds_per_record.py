@@ -22,6 +22,7 @@ from gradveil.attacks import launch
 from gradveil.attacks.ensembles import STANDARD
 from gradveil.audit.cells import Cell
 from gradveil.audit.subjects import Subject, build_subject, load_cell_data
+from gradveil.metrics import median
 from gradveil.metrics.psnr import peak_signal_to_noise
 
 
@@ -42,7 +43,7 @@ def measure(subject: Subject, execution: str, count: int) -> dict[str, Any]:
         "steps": attack.steps,
         "seconds": round(seconds, 2),
         "seconds_per_record": round(seconds / count, 4),
-        "median_psnr": round(float(values.median()), 2),
+        "median_psnr": round(median(values), 2),
         "worst_psnr": round(float(values.min()), 2),
     }
 

@@ -15,7 +15,6 @@ Cells are written one by one, and those already in the folder are not run again.
 from __future__ import annotations
 
 import argparse
-import dataclasses
 import hashlib
 import json
 import math
@@ -26,31 +25,16 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import special_ensembles  # noqa: F401 - makes its ensembles known
 import torch
 
 from gradveil import __version__
-from gradveil.attacks.ensembles import ENSEMBLES, QUICK, STANDARD, Ensemble, Member
 from gradveil.audit.cells import Cell
 from gradveil.audit.measure import run_cell
 from gradveil.federation.engine import FederationSettings, train
 
 KNOB = (1e-7, 1e-6, 1e-5, 1e-4, 1e-3, 0.01, 0.03, 0.1, 0.25, 0.5, 1.0, 2.0, 4.0)
 WEAK = ("none", "svdefense")
-# Several rounds multiply the cost, and only those who know the tilt can use them: the two recipes of `quick` as such attackers.
-ENSEMBLES["informed-1"] = Ensemble(
-    "informed-1",
-    "The two matching recipes of quick-1, informed; no rehearsal.",
-    tuple(Member(member.attack, ("informed",)) for member in QUICK.members[:2]),
-    rehearsals=0,
-)
-
-# What arrives exactly, or nearly so, says its last words late: the four smooth recipes of `standard`, informed, at full length.
-ENSEMBLES["patient-1"] = Ensemble(
-    "patient-1",
-    "The four smooth recipes of standard-1, informed, one start each; no rehearsal.",
-    tuple(Member(dataclasses.replace(member.attack, restarts=1), ("informed",)) for member in STANDARD.members[:4]),
-    rehearsals=0,
-)
 
 
 def hardened(least_error: float) -> str:

@@ -2,6 +2,7 @@
 
     python benchmarks/update_defenses.py run --data cifar10.npz --model lenet --records 128 --workers 8 --out DIR
     python benchmarks/update_defenses.py table --out DIR
+    python benchmarks/update_defenses.py run --data cifar10.npz --records 32 --ensemble patient-1 --only 'CENSOR;sign' --out DIR
 
 Cells already in the folder are not run again, so a lease that ends early is continued by the same command.
 """
@@ -15,34 +16,12 @@ import time
 from pathlib import Path
 from typing import Any
 
+import special_ensembles  # noqa: F401 - makes its ensembles known
 from defense_rows import ROWS, Row, rows
 
-from gradveil.attacks.ensembles import ENSEMBLES, Ensemble, Member
-from gradveil.attacks.feature_inversion import FeatureInversion
-from gradveil.attacks.inverting_gradients import InvertingGradients
 from gradveil.audit.cells import Cell
 from gradveil.audit.describe import describe_cells
 from gradveil.audit.run import Progress, run_cells
-
-# For large networks, where an ensemble costs minutes a row: the published recipe in its own settings, by someone who ignores the
-# defense, by someone who knows it and by someone who reads masks off the zeros; feature inversion costs next to nothing.
-ENSEMBLES["published-recipe-1"] = Ensemble(
-    "published-recipe-1",
-    "Inverting gradients as published, 1,000 steps, plain, informed and with a mask; feature inversion.",
-    (Member(InvertingGradients(steps=1000), ("plain", "informed", "zero_mask")), Member(FeatureInversion(steps=300))),
-    rehearsals=1,
-)
-
-# What the published recipe lacks where only the loudest direction of each layer arrives: under one cosine that direction, which
-# hardly differs between pictures, drowns the quiet exact tensors, and one small weight of total variation leaves the rest noise.
-# Here it stands alone beside the cheap attack it has to beat; with no rehearsal the better fit is chosen.
-(SMOOTH_LAYERS,) = (member.attack for member in ENSEMBLES["standard-3"].members if member.where_drowned)
-ENSEMBLES["smooth-layers-1"] = Ensemble(
-    "smooth-layers-1",
-    "The smooth recipe that weighs all tensors alike, informed; feature inversion.",
-    (Member(SMOOTH_LAYERS, ("informed",)), Member(FeatureInversion(steps=300))),
-    rehearsals=0,
-)
 
 
 def run(options: argparse.Namespace) -> None:
@@ -112,13 +91,15 @@ def _line(row: Row, cell: dict[str, Any], lpips: dict[str, float]) -> str:
     return "| " + " | ".join(values) + " |\n"
 
 
-def _identified(summary: dict[str, Any], n: int) -> str:
+def _identified(summary: dict[str, Any] | None, n: int) -> str:
+    if summary is None:
+        return "–"
     share = summary["identified"]
     return f"{round(share['value'] * n)} of {n} ({100 * share['low']:.0f}–{100 * share['high']:.0f} %)"
 
 
-def _number(summary: dict[str, Any], name: str, digits: int = 1) -> str:
-    value = summary.get(name)
+def _number(summary: dict[str, Any] | None, name: str, digits: int = 1) -> str:
+    value = (summary or {}).get(name)
     if not isinstance(value, dict) or "median" not in value:
         return "–"
     text = f"{value['median']:.{digits}f}"

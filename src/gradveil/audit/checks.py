@@ -14,11 +14,11 @@ from gradveil.attacks.referee import Referee, Verdict
 from gradveil.audit.judge import Scored
 from gradveil.audit.limits import clearly_ahead
 from gradveil.audit.subjects import Subject
-from gradveil.metrics import wilson
+from gradveil.metrics import median, wilson
 from gradveil.models.batch_norm import batch_norm_mode
 from gradveil.records import Reconstruction
 
-__all__ = ["Check", "run_checks"]
+__all__ = ["LARGE_REGRET_DB", "Check", "run_checks"]
 
 FEW_RECORDS = 16
 FEW_CANDIDATES = 100
@@ -191,7 +191,7 @@ def _better_than_null(evidence: Evidence) -> Check:
     found = evidence.selected.values["psnr"]
     bars = [null.values["psnr"] for null in evidence.nulls.values()]
     assert isinstance(found, torch.Tensor)
-    clearer = float(found.median()) > max(float(b.median()) for b in bars if isinstance(b, torch.Tensor))
+    clearer = median(found) > max(median(b) for b in bars if isinstance(b, torch.Tensor))
     hits, n = int((evidence.selected.rank == 1).sum()), len(evidence.selected.rank)
     luck = max(float((null.rank == 1).double().mean()) for null in evidence.nulls.values())
     luck = max(luck, 1 / len(evidence.subject.candidates))  # somebody is nearest to any picture
@@ -243,7 +243,7 @@ def _enough_candidates(evidence: Evidence) -> Check:
 def _regret(evidence: Evidence) -> Check:
     chosen, best = evidence.selected.values["psnr"], evidence.best.values["psnr"]
     assert isinstance(chosen, torch.Tensor) and isinstance(best, torch.Tensor)
-    regret = float((best - chosen).median())
+    regret = median((best - chosen).clamp_min(0))
     if regret > LARGE_REGRET_DB:
         return Check(
             "regret",

@@ -16,7 +16,7 @@ import torch
 from gradveil.attacks import Attack, Desk, Ensemble, Referee, informed_twins, launch, line_up, resolve
 from gradveil.audit.cells import CELL_FORMAT, Cell
 from gradveil.audit.certified import certify, guarantee_of
-from gradveil.audit.checks import Evidence, run_checks
+from gradveil.audit.checks import LARGE_REGRET_DB, Evidence, run_checks
 from gradveil.audit.judge import Scored, best_by_truth, null_rows, per_recipe, score, select
 from gradveil.audit.regions import region_of_cell
 from gradveil.audit.risks import CellRisk, risk_of_cell
@@ -26,7 +26,7 @@ from gradveil.data import Dataset
 from gradveil.defenses import build_defense, parts_of
 from gradveil.errors import UsageError
 from gradveil.federation.parties import send
-from gradveil.metrics import wilson
+from gradveil.metrics import median, wilson
 from gradveil.randomness import Seed
 from gradveil.records import Observation, Reconstruction
 from gradveil.wire import encode_dense, tensor_bytes
@@ -197,15 +197,15 @@ def _regret(selected: Scored, best: Scored) -> dict[str, Any]:
     chosen, limit = selected.values["psnr"], best.values["psnr"]
     assert isinstance(chosen, torch.Tensor) and isinstance(limit, torch.Tensor)
     regret = (limit - chosen).clamp_min(0)
-    median = float(regret.median())
-    return {"median": median, "worst": float(regret.max()), "flagged": median > 3.0}
+    middle = median(regret)
+    return {"median": middle, "worst": float(regret.max()), "flagged": middle > LARGE_REGRET_DB}
 
 
 def _bar(nulls: dict[str, Scored], seed: Seed) -> dict[str, Any]:
     shares = {name: int((null.rank == 1).sum()) for name, null in nulls.items()}
     n = len(next(iter(nulls.values())).rank)
     top = max(shares, key=lambda name: shares[name])
-    psnrs = {name: float(v.median()) for name, null in nulls.items() if isinstance(v := null.values["psnr"], torch.Tensor)}
+    psnrs = {name: median(v) for name, null in nulls.items() if isinstance(v := null.values["psnr"], torch.Tensor)}
     best = max(psnrs, key=lambda name: psnrs[name])
     return {
         "identified": {"null": top, "value": shares[top] / n, "high": wilson(shares[top], n)[1]},

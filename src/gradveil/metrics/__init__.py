@@ -24,7 +24,7 @@ from gradveil.metrics.psnr import PSNR_CAP, peak_signal_to_noise
 from gradveil.metrics.regions import bounding_boxes, measure_region
 from gradveil.metrics.relative_leakage import relative_leakage, relative_leakage_nvflare
 from gradveil.metrics.ssim import structural_similarity
-from gradveil.metrics.summary import bootstrap_median, summarise, wilson
+from gradveil.metrics.summary import bootstrap_median, median, summarise, wilson
 from gradveil.metrics.task import dice, f1_score
 from gradveil.significance import SignedRank, daggers, signed_rank
 
@@ -50,6 +50,7 @@ __all__ = [
     "mean_squared_error",
     "measure",
     "measure_region",
+    "median",
     "peak_signal_to_noise",
     "predicted_noise",
     "predicted_noise_by",

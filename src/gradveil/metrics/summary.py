@@ -20,7 +20,7 @@ from gradveil.metrics.base import METRICS, Unavailable
 from gradveil.metrics.identification import IIP
 from gradveil.randomness import Seed
 
-__all__ = ["SHARES", "Values", "bootstrap_median", "summarise", "wilson"]
+__all__ = ["SHARES", "Values", "bootstrap_median", "median", "summarise", "wilson"]
 
 Values = Tensor | npt.NDArray[Any] | Sequence[float] | Sequence[bool]
 
@@ -55,6 +55,16 @@ def wilson(count: int, n: int, confidence: float = 0.95) -> tuple[float, float]:
     half = z / (1 + z * z / n) * (share * (1 - share) / n + z * z / (4 * n * n)) ** 0.5
     # The limits are exactly 0 and 1 at the ends; rounding would leave 1e-17.
     return (0.0 if count == 0 else max(0.0, centre - half), 1.0 if count == n else min(1.0, centre + half))
+
+
+def median(values: Values) -> float:
+    """Return the median; of an even number of values, the mean of the two in the middle (`Tensor.median` takes the lower one).
+
+    Example:
+        >>> median([1.0, 2.0, 4.0, 9.0])
+        3.0
+    """
+    return float(np.median(_array(values)))
 
 
 def bootstrap_median(values: Values, seed: Seed, resamples: int = 2000, confidence: float = 0.95) -> tuple[float, float]:
@@ -127,7 +137,7 @@ def _spread(name: str, values: npt.NDArray[np.float64], seed: Seed) -> dict[str,
         return Unavailable(f"{lost} of {n} values are not finite").as_dict()
     low, high = bootstrap_median(values, seed)
     worst = values.max() if card.higher_is_better else values.min()
-    return {"median": float(np.median(values)), "low": low, "high": high, "worst": float(worst), "n": n}
+    return {"median": median(values), "low": low, "high": high, "worst": float(worst), "n": n}
 
 
 def _array(values: Values) -> npt.NDArray[np.float64]:

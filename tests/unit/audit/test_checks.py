@@ -249,6 +249,17 @@ def test_the_attacker_who_is_ahead_is_named() -> None:
     assert told.startswith("One attacker alone, stay smooth (zero mask), identified 12 of 16 records")
 
 
+def test_the_regret_of_an_even_number_of_records_is_the_mean_of_the_middle_two() -> None:
+    """Half of the records lose 2 dB and half 6: 4 dB in the median, above the limit."""
+    best = healthy().best
+    psnr = best.values["psnr"]
+    assert isinstance(psnr, Tensor)
+    lost = torch.where(torch.arange(16) % 2 == 0, 2.0, 6.0).to(psnr)
+    chosen = dataclasses.replace(best, values={**best.values, "psnr": psnr - lost})
+    check = look(dataclasses.replace(healthy(), selected=chosen))["regret"]
+    assert check.level == "warn" and "4.0 dB" in check.sentence
+
+
 def test_what_beats_guessing_is_said() -> None:
     assert look(healthy())["better_than_null"].sentence.endswith("beat every null baseline.")
     assert "by the share identified, and not by PSNR" in look(with_hits(16, 100))["better_than_null"].sentence

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import statistics
 from pathlib import Path
 from typing import Any
 
@@ -182,6 +183,14 @@ def test_an_exact_reconstruction_is_selected() -> None:
     record = measure(rounds=2, ensemble="quick", steps=5)
     assert record["best_by_truth"]["identified"]["count"] == 4
     assert record["regret_db"]["worst"] == 0
+
+
+def test_medians_are_the_same_wherever_they_stand() -> None:
+    """Four records, an even number: the lower of the two in the middle is not their median."""
+    record = measure(ensemble="quick", steps=5)
+    medians = {name: null["psnr"]["median"] for name, null in record["nulls"].items()}
+    assert record["bar"]["psnr"]["value"] == max(medians.values()) == medians[record["bar"]["psnr"]["null"]]
+    assert record["regret_db"]["median"] == pytest.approx(statistics.median(row["regret_db"] for row in record["records"]))
 
 
 def test_the_null_of_a_single_record_is_another_record() -> None:
