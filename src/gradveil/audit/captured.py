@@ -40,8 +40,14 @@ class CapturedResult:
     out: Path
     record: dict[str, Any]
 
+    @property
+    def explains(self) -> bool:
+        """Whether the best reconstruction explains the update better than guesses that never saw it."""
+        best, null = (self.record["unexplained"][name] for name in ("best", "null"))
+        return best is not None and best < (math.inf if null is None else null)
+
     def sentences(self) -> list[str]:
-        """Return the result in plain words."""
+        """Return the result in plain words; no record is named where nothing was explained."""
         record = self.record
         best, null = (_number(record["unexplained"][name]) for name in ("best", "null"))
         what = "of the update" if record["unexplained"]["unit"] == SHARE else "times the power of the known noise"
@@ -50,6 +56,13 @@ class CapturedResult:
             f"guesses that never saw it leave {null}.",
             f"It was made by {record['recipe']} ({record['stance']}); the labels it implies: {record['labels']}.",
         ]
+        if not record["cell"]["weights"]:
+            lines.append(
+                f"No weights were given, so the attackers took those a new model has with seed {record['cell']['seed']}; "
+                "give --weights with those the client started from."
+            )
+        if not self.explains:
+            return lines
         for row in record["nearest"]:
             lines.append(
                 f"Input {row['input']}: of {record['candidates']} records, the nearest is row {row['row']} "
@@ -178,6 +191,8 @@ def _observe(subject: Subject, payload: Payload) -> Observation:
     except BadUpdate as error:
         raise BadUpdate(f"the captured update does not fit model and defense: {error}") from error
     device = next(iter(subject.learner.weights.values())).device
+    if not any(bool(value.any()) for value in decoded.weights.values()):
+        raise BadUpdate("the captured update is zero everywhere, so there is nothing to attack; capture one after training")
     update = Update({n: v.to(device) for n, v in decoded.weights.items()}, decoded.examples, decoded.round)
     made = subject.targets[0].observation
     # Which public inputs the client had, if any, nobody here knows; the attacker has its own all the same.

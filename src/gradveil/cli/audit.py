@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from gradveil.cli.output import READ_HELP, AsJson, note, print_json
-from gradveil.errors import UsageError
+from gradveil.errors import Unreliable, UsageError
 
 if TYPE_CHECKING:
     from gradveil.audit.plan import Plan
@@ -170,6 +170,11 @@ def _run_captured(plan: Plan, update: Path, folder: Path, as_json: bool) -> None
         print_json({"out": str(found.out), "seed": plan.seed, **found.record})
     else:
         typer.echo("\n".join([*found.sentences(), f"seed {plan.seed}", f"results: {found.out}"]))
+    if not found.explains:
+        raise Unreliable(
+            "no reconstruction explains the captured update better than guesses that never saw it, so no record is named; "
+            "check --weights, --defense, --batch-size and --local-steps against what the client used"
+        )
 
 
 def _warn_of_few_records(plan: Plan) -> None:

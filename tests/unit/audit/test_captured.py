@@ -116,6 +116,21 @@ def test_what_does_not_fit_is_one_sentence(capsys: Captured) -> None:
     assert "not a safetensors file" in complaint(capsys)
 
 
+def test_an_update_of_other_weights_names_nobody(capsys: Captured) -> None:
+    """The client trained other weights than the attacker is told of: what was read off the first layer explains nothing."""
+    write_payload(send([42], seed=5), FILE)
+    attack(code=3)
+    said = capsys.readouterr()
+    assert "the nearest is row" not in said.out and "those a new model has with seed 0; give --weights" in said.out
+    assert said.err.count("\n") == 1 and "check --weights" in said.err
+    assert json.loads(Path("out/captured.json").read_text())["nearest"], "nothing is lost"
+
+
+def test_an_update_of_zeros_is_refused(capsys: Captured) -> None:
+    save_file({name: 0 * value for name, value in send([42]).streams["weights"].items()}, FILE)
+    assert "zero everywhere" in complaint(capsys)
+
+
 def test_settings_without_an_answer_are_one_sentence() -> None:
     write_payload(send([42]), FILE)
     with pytest.raises(UsageError, match="set rounds = 1"):
