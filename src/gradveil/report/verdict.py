@@ -4,7 +4,7 @@ The status of a cell compares the verdict (candidates selected without seeing th
 
     no verdict    a trust check failed
     broken        even the lower bound of the share identified lies above the upper bound of the best null
-    not broken    no more records identified than by the best null, and no closer pictures either
+    not broken    no more records identified than by the best null, and no closer pictures either, of at least 16 records
     unclear       anything between: something seems to leak, or there are too few records to tell
     untested      it would be "not broken" or "unclear", but nothing shows that these attackers break even the undefended update
 """
@@ -20,6 +20,8 @@ from gradveil.report.results import Bar, Cell, Results
 
 __all__ = ["Headline", "Setting", "Status", "bar_of", "choose_headline", "closer_than_null", "settings_of", "status_of"]
 
+# Fewer records than this show a leak, but not that there is none; the check `enough_records` warns below it too.
+ENOUGH = 16
 # Where and how a cell was computed does not change the question it answers.
 NOT_A_SETTING = {"defense", "execution", "threads", "device", "risk"}
 # Settings that older results lack, and what they meant by it: both kinds stand in one table.
@@ -105,13 +107,15 @@ def status_of(cell: Cell, undefended: Cell | None) -> Status:
         return Status.BROKEN
     if not cell.defense.is_none and not _attackers_win(undefended):
         return Status.UNTESTED
-    if share.value <= bar.value + 1e-9 and not closer_than_null(cell):
-        return Status.UNBROKEN
-    return Status.UNCLEAR
+    return Status.UNBROKEN if _at_the_null(cell) and share.n >= ENOUGH else Status.UNCLEAR
+
+
+def _at_the_null(cell: Cell) -> bool:
+    return cell.exposed.value <= bar_of(cell).value + 1e-9 and not closer_than_null(cell)
 
 
 def _attackers_win(undefended: Cell | None) -> bool:
-    return undefended is not None and status_of(undefended, undefended) in {Status.BROKEN, Status.UNCLEAR}
+    return undefended is not None and not undefended.failures and not _at_the_null(undefended)
 
 
 def settings_of(cells: Sequence[Cell]) -> tuple[Setting, ...]:

@@ -233,7 +233,8 @@ def setting_words(cell: Cell, fields: Sequence[str] = ()) -> str:
         "sees": SEES.get(values.get("sees", ""), "") if values.get("cut") else "",
         "shares": SHARES.get(values.get("shares", ""), values.get("shares", "")),
     }
-    horizontal = ("data", "model", "state", "batch_size", "local_steps", "shares", "clients")
+    several = ("rounds",) if number("rounds") > 1 else ()
+    horizontal = ("data", "model", "state", "batch_size", "local_steps", "shares", "clients", *several)
     vertical = ("data", "model", "cut", "parts", "party", "state", "batch_size", "sees")
     chosen = fields or (vertical if values.get("cut") else horizontal)
     return " · ".join(spelled[name] for name in chosen if name in values and spelled[name])

@@ -141,7 +141,7 @@ def test_a_captured_update_is_handed_over(fake: FakeAudit, monkeypatch: pytest.M
 
     def audit_captured(update: Path, cell: Any, out: Path, **settings: Any) -> Any:
         asked.update(update=update, cell=cell, **settings)
-        return types.SimpleNamespace(out=out, record={}, sentences=lambda: ["The nearest record is row 3."])
+        return types.SimpleNamespace(out=out, record={}, explains=True, sentences=lambda: ["The nearest record is row 3."])
 
     module = types.ModuleType("gradveil.audit.captured")
     module.audit_captured = audit_captured  # type: ignore[attr-defined]
