@@ -93,7 +93,7 @@ def suggest(wrong: str, known: Iterable[str]) -> str:
     >>> suggest("gausian_noise", ["gaussian_noise", "none"])
     "; did you mean 'gaussian_noise'?"
     """
-    names = sorted(known)
+    names = sorted(name for name in known if name)
     near = difflib.get_close_matches(wrong.lower(), [n.lower() for n in names], n=1, cutoff=0.6)
     if near:
         match = next(n for n in names if n.lower() == near[0])

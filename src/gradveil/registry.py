@@ -210,7 +210,7 @@ def import_object(path: str) -> Any:
         module = _import_file(Path(module_name)) if module_name.endswith(".py") else _import_module(module_name)
     except GradveilError:
         raise
-    except Exception as error:  # user code may fail in any way while it is imported
+    except (Exception, SystemExit) as error:  # user code may fail in any way while it is imported
         why = f"{type(error).__name__}: {error}"
         raise UsageError(f"cannot import {module_name!r} ({why}); mend it, or run from the folder that holds it") from error
     if not hasattr(module, attribute):

@@ -219,8 +219,7 @@ class Plan:
         for ensemble in self.ensemble:
             look_up(ensemble, resolve)
         look_up(self.loss, loss_by_name)
-        if self.cut:
-            look_up(self.parts, DIVISIONS.build)
+        look_up(self.parts, DIVISIONS.build)
         self._check_files()
         if self.bn_statistics and self.batch_norm != "train":
             raise UsageError("bn_statistics: with batch_norm = 'eval' statistics stay as they are; set batch_norm = 'train'")

@@ -73,7 +73,10 @@ def _flag(place: str, value: Any) -> bool:
 def _whole(least: int) -> Reader:
     def read(place: str, value: Any) -> int:
         if isinstance(value, bool) or not isinstance(value, int) or not least <= value < LARGEST:
-            raise UsageError(f"{place} is {value!r}; give a whole number of at least {least}")
+            too_large = isinstance(value, int) and value >= LARGEST
+            raise UsageError(
+                f"{place} is {value!r}; give a whole number {f'below {LARGEST}' if too_large else f'of at least {least}'}"
+            )
         return value
 
     return read

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from gradveil.cli.output import READ_HELP, AsJson, note, print_json
+from gradveil.cli.output import READ_HELP, AsJson, note, out_path, print_json
 from gradveil.errors import Unreliable, UsageError
 
 if TYPE_CHECKING:
@@ -53,7 +53,9 @@ def audit(
     records: Annotated[int | None, typer.Option(help="How many records are attacked.")] = None,
     utility: Annotated[int | None, typer.Option(metavar="ROUNDS", help=UTILITY_HELP)] = None,
     risk: Annotated[str | None, typer.Option(metavar="MODE", help=RISK_HELP)] = None,
-    out: Annotated[Path | None, typer.Option(metavar="DIR", help="Folder for results; the same folder continues a run.")] = None,
+    out: Annotated[
+        Path | None, typer.Option(metavar="DIR", parser=out_path, help="Folder for results; the same folder continues a run.")
+    ] = None,
     seed: Annotated[int | None, typer.Option(help="Root of all randomness.")] = None,
     device: Annotated[str | None, typer.Option(help="auto, cpu or cuda.")] = None,
     fail_if: Annotated[Texts, typer.Option(metavar="LIMIT", help=LIMIT_HELP)] = None,

@@ -45,7 +45,7 @@ def entries(kind: str) -> list[dict[str, Any]]:
 
 
 def find(name: str) -> list[dict[str, Any]]:
-    """Return every method of any kind that has this name; a short name of an ensemble means its versions.
+    """Return every method of any kind that has this name; a short name of an ensemble stands for its versions, newest first.
 
     Raises:
         UsageError: There is none, with the nearest name.
@@ -55,6 +55,8 @@ def find(name: str) -> list[dict[str, Any]]:
     found = [entry for entry in everything if entry["name"] == bare or _unversioned(entry) == bare]
     if not found:
         raise UsageError(f"there is no method called {bare!r}{suggest(bare, {entry['name'] for entry in everything})}")
+    if all(_unversioned(entry) == bare for entry in found):
+        found.reverse()  # they are listed by number, and the short name means the newest
     return found
 
 

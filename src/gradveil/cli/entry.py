@@ -1,16 +1,19 @@
 """The entry point: runs a command and turns whatever happens into one sentence and an exit code.
 
 0 fine · 1 leak above the asked limit · 2 usage · 3 result not to be trusted · 4 internal · 130 stopped with Ctrl-C ·
-141 the reader of the output has gone
+141 the reader of the output has gone · 143 told to end (SIGTERM)
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
+import signal
 import sys
+import threading
 import traceback
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import click
 
@@ -22,6 +25,7 @@ __all__ = ["main"]
 TRACEBACK = "GRADVEIL_TRACEBACK"
 STOPPED = 130
 UNHEARD = 141
+TERMINATED = 143
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -30,9 +34,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     Args:
         arguments: Without the program's name; None takes those of the process.
     """
+    told_to_end = threading.Event()
     try:
-        code = app(args=arguments, prog_name="gradveil", standalone_mode=False)
-        sys.stdout.flush()
+        with _ended_like_stopped(told_to_end):
+            code = app(args=arguments, prog_name="gradveil", standalone_mode=False)
+            sys.stdout.flush()
     except (BrokenPipeError, SystemExit):
         # The reader of our output has gone, as `head` does (typer turns that into an exit with 1, which has a meaning here);
         # Python would complain again while it closes stdout.
@@ -44,7 +50,26 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return _answer(error)
     if code == STOPPED:
         _say("stopped; what is finished is kept, and the same command continues")
+        return TERMINATED if told_to_end.is_set() else STOPPED
     return code if isinstance(code, int) else 0
+
+
+@contextlib.contextmanager
+def _ended_like_stopped(told_to_end: threading.Event) -> Iterator[None]:
+    """Let SIGTERM, which schedulers and containers send, end a run as Ctrl-C does: workers ended, locks let go, one sentence."""
+    if threading.current_thread() is not threading.main_thread() or signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL:
+        yield  # somebody else decides what becomes of it
+        return
+
+    def end(*_: object) -> None:
+        told_to_end.set()
+        raise KeyboardInterrupt
+
+    signal.signal(signal.SIGTERM, end)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
 
 def _answer(error: Exception) -> int:

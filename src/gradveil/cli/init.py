@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from gradveil.cli.output import READ_HELP, AsJson, print_json
+from gradveil.cli.output import READ_HELP, AsJson, out_path, print_json
 
 __all__ = ["init"]
 
@@ -20,7 +20,10 @@ def init(
     model: Annotated[str | None, typer.Option(help="Built-in name, module:factory or file.py:factory.")] = None,
     weights: Annotated[str | None, typer.Option(help=".safetensors, or a state dict as .pt or .pth.")] = None,
     out: Annotated[
-        Path, typer.Option("--out", "-o", metavar="FILE", help="The plan to write, plan.toml unless named.", show_default=False)
+        Path,
+        typer.Option(
+            "--out", "-o", metavar="FILE", parser=out_path, help="The plan to write, plan.toml unless named.", show_default=False
+        ),
     ] = Path("plan.toml"),
     force: Annotated[bool, typer.Option("--force", help="Replace a plan that is there already.")] = False,
     as_json: AsJson = False,

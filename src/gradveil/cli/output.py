@@ -3,18 +3,28 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from gradveil.errors import UsageError
+
 if TYPE_CHECKING:
     from rich.console import Console
 
-__all__ = ["READ_HELP", "AsJson", "console", "note", "print_json"]
+__all__ = ["READ_HELP", "AsJson", "console", "note", "out_path", "print_json"]
 
 AsJson = Annotated[bool, typer.Option("--json", help="Print the result as JSON.")]
 WIDE = 140
 READ_HELP = "How files are read, as in 'size=64x64, colour=false, owner_column=patient'; see docs/data.md."
+
+
+def out_path(text: str) -> Path:
+    """Read the value of an ``--out``: an empty one, as an unset variable leaves behind, would mean the current folder."""
+    if not str(text).strip():
+        raise UsageError("--out is empty; name where to write, or leave it out")
+    return Path(text)
 
 
 def print_json(value: Any) -> None:

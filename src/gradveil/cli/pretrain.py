@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from gradveil.cli.output import AsJson, note, print_json
+from gradveil.cli.output import AsJson, note, out_path, print_json
 from gradveil.errors import UsageError, suggest
 
 if TYPE_CHECKING:
@@ -33,7 +33,7 @@ def pretrain(
     learning_rate: Annotated[float | None, typer.Option(help="Of Adam [0.001 or 0.002, by network].")] = None,
     seed: Annotated[int | None, typer.Option(help="Root of all randomness [0].")] = None,
     device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
-    out: Annotated[Path | None, typer.Option(metavar="DIR", help=OUT_HELP)] = None,
+    out: Annotated[Path | None, typer.Option(metavar="DIR", parser=out_path, help=OUT_HELP)] = None,
     licence: Annotated[str, typer.Option(help="Terms of the data, for the card.", show_default=False)] = "",
     url: Annotated[str | None, typer.Option(help=URL_HELP)] = None,
     sha256: Annotated[str | None, typer.Option(help="With --url: what the weights must hash to.")] = None,

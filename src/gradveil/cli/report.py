@@ -7,14 +7,14 @@ from typing import Annotated
 
 import typer
 
-from gradveil.cli.output import AsJson, print_json
+from gradveil.cli.output import AsJson, out_path, print_json
 
 __all__ = ["report"]
 
 
 def report(
     folder: Annotated[Path, typer.Argument(metavar="DIR", hidden=True)],
-    out: Annotated[Path | None, typer.Option("--out", "-o", metavar="FILE", help="HTML file to write.")] = None,
+    out: Annotated[Path | None, typer.Option("--out", "-o", metavar="FILE", parser=out_path, help="HTML file to write.")] = None,
     private: Annotated[bool, typer.Option("--private", help="With pictures and record ids of your data.")] = False,
     as_json: AsJson = False,
 ) -> None:

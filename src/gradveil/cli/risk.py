@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from gradveil.cli.output import READ_HELP, AsJson, console, note, print_json
+from gradveil.cli.output import READ_HELP, AsJson, console, note, out_path, print_json
 from gradveil.errors import UsageError, suggest
 
 if TYPE_CHECKING:
@@ -49,7 +49,9 @@ def risk(
     alpha: Annotated[str | None, typer.Option(help=ALPHA_HELP)] = None,
     calibrate: Annotated[bool, typer.Option("--calibrate", help="Also write alpha.json: the mean undefended score.")] = False,
     fail_if: Annotated[Texts, typer.Option(metavar="LIMIT", help="Exit with 1 if beyond, as in 'invre>0.45'.")] = None,
-    out: Annotated[Path | None, typer.Option(metavar="DIR", help="Folder for risk.json; risk.html for built-in data.")] = None,
+    out: Annotated[
+        Path | None, typer.Option(metavar="DIR", parser=out_path, help="Folder for risk.json; risk.html for built-in data.")
+    ] = None,
     private: Annotated[bool, typer.Option("--private", help="With --out: a page with pictures of your own data.")] = False,
     seed: Annotated[int, typer.Option(help="Root of all randomness.")] = 0,
     device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",

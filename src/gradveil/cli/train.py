@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from gradveil.cli.output import READ_HELP, AsJson, note, print_json
+from gradveil.cli.output import READ_HELP, AsJson, note, out_path, print_json
 from gradveil.errors import Unreliable, UsageError, suggest
 
 if TYPE_CHECKING:
@@ -56,7 +56,7 @@ def train(
     evaluate_every: Annotated[Whole, typer.Option(help="Rounds between two evaluations [1].")] = None,
     seed: Annotated[Whole, typer.Option(help="Root of all randomness [0].")] = None,
     device: Annotated[Text, typer.Option(help="auto, cpu or cuda [auto].")] = None,
-    out: Annotated[Path | None, typer.Option(metavar="DIR", help=OUT_HELP)] = None,
+    out: Annotated[Path | None, typer.Option(metavar="DIR", parser=out_path, help=OUT_HELP)] = None,
     checkpoint_every: Annotated[Whole, typer.Option(help="Rounds between two checkpoints [1].")] = None,
     latency: Annotated[bool, typer.Option("--latency/--no-latency", help=LATENCY_HELP, show_default=False)] = True,
     quiet: Annotated[bool, typer.Option("--quiet", help="No progress.")] = False,

@@ -96,7 +96,7 @@ def probe(model: nn.Module, name: str, input_shape: tuple[int, ...], classes: in
     try:
         with torch.no_grad():
             outputs = model(inputs)
-    except Exception as error:  # anything may go wrong in code that is not ours
+    except (Exception, SystemExit) as error:  # anything may go wrong in code that is not ours
         raise UsageError(
             f"model {name!r} fails on inputs of shape {tuple(inputs.shape)} ({_brief(error)}); give a model for such inputs"
         ) from error
@@ -141,7 +141,7 @@ def _import(name: str) -> Any:
         return import_object(name)
     except GradveilError:
         raise
-    except Exception as error:  # anything may go wrong in code that is not ours
+    except (Exception, SystemExit) as error:  # anything may go wrong in code that is not ours
         raise UsageError(f"importing {name.rpartition(':')[0]!r} fails ({_brief(error)}); correct it first") from error
 
 
@@ -155,7 +155,7 @@ def _call(factory: Any, name: str, settings: dict[str, Any], input_shape: tuple[
         model = factory(**arguments)
     except GradveilError:
         raise
-    except Exception as error:  # anything may go wrong in code that is not ours
+    except (Exception, SystemExit) as error:  # anything may go wrong in code that is not ours
         raise UsageError(f"cannot make the model {name!r} ({_brief(error)}); call it by hand to see where it fails") from error
     if not isinstance(model, nn.Module):
         raise UsageError(f"{name!r} returns {type(model).__name__}, not a torch.nn.Module; return the model")
@@ -178,7 +178,7 @@ def _arguments(factory: Any, name: str, settings: dict[str, Any], offered: dict[
     return {**{key: value for key, value in offered.items() if key in keywords}, **plain}
 
 
-def _brief(error: Exception) -> str:
+def _brief(error: BaseException) -> str:
     """Return the kind and the first line of an error, cut to a readable length."""
     first = (str(error).strip().splitlines() or [""])[0]
     return f"{type(error).__name__}: {first[:160]}" if first else type(error).__name__

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -66,7 +67,9 @@ def read_weights(path: str) -> Named:
     if file.suffix.lower() not in (".pt", ".pth", ".bin", ".ckpt"):
         raise UsageError(f"cannot read weights from {path!r}; give a .safetensors file, or a state dict as .pt or .pth")
     try:
-        content = torch.load(file, map_location="cpu", weights_only=True)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # torch's words on what the sentence below says
+            content = torch.load(file, map_location="cpu", weights_only=True)
     except Exception as error:  # the restricted unpickler fails in many ways on bytes that are no checkpoint
         raise UsageError(
             f"cannot read {path!r} safely: it is damaged, or holds more than tensors; save the state dict alone, best with "

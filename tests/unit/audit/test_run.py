@@ -9,7 +9,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -261,13 +261,15 @@ def test_a_killed_run_ends_with_the_same_bytes(workers: int, tmp_path: Path, und
     assert (tmp_path / "report.html").is_file()
 
 
-def test_ctrl_c_ends_all_processes_with_one_sentence(tmp_path: Path) -> None:
+# Ctrl-C goes to all processes of a terminal; a scheduler or a container tells the first one alone to end.
+@pytest.mark.parametrize(("end", "code"), [(lambda p: os.killpg(p.pid, signal.SIGINT), 130), (lambda p: p.terminate(), 143)])
+def test_all_processes_end_with_one_sentence(end: Callable[[Any], None], code: int, tmp_path: Path) -> None:
     endless = [word.replace("steps=5,", "steps=1000000,") for word in COMMAND]  # it must not end before it is stopped
     process = start(tmp_path, 2, endless)
     wait_for(lambda: len(children(process)) > 1 or process.poll() is not None or not Path("/proc/self").exists())
     helpers = children(process)
-    os.killpg(process.pid, signal.SIGINT)  # as a terminal does: to all of them
-    assert finish(process, 130) == "stopped; what is finished is kept, and the same command continues\n"
+    end(process)
+    assert finish(process, code) == "stopped; what is finished is kept, and the same command continues\n"
     wait_for(lambda: all(gone(helper) for helper in helpers), 30)
 
 

@@ -165,6 +165,9 @@ def test_the_report_names_the_cut_and_what_is_seen() -> None:
     Shown.settings = CELL.replace(cut="").as_dict()
     assert "vertical" not in setting_words(Shown())  # type: ignore[arg-type]
     assert setting_words(Shown(), ["cut"]) == "horizontal"  # type: ignore[arg-type]
+    assert "round" not in setting_words(Shown())  # type: ignore[arg-type]
+    Shown.settings = CELL.replace(cut="", rounds=2).as_dict()
+    assert "2\xa0rounds" in setting_words(Shown())  # type: ignore[arg-type]
 
 
 def test_a_captured_update_is_no_embedding(tmp_path: Path) -> None:

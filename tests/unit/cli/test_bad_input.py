@@ -46,11 +46,16 @@ def complaint(capsys: Captured, *arguments: str, code: int = 2) -> str:
         ("audit --records 0", "records is 0; give a whole number of at least 1"),
         ("audit --records 9999", "the audit needs 9999 records and 'photos' has 501"),
         ("audit --seed -3", "seed is -3"),
+        ("audit --seed 99999999999999999999", "give a whole number below 9007199254740992"),
         ("audit --workers 0", "--workers is 0"),
+        ("audit --out ", "--out is empty"),
+        ("train --out ", "--out is empty"),
+        ("audit --parts left_rigth", "did you mean 'left_right'?"),
         ("audit --batch-size 0", "batch_size is 0"),
         ("audit --data photo", "did you mean 'photos'?"),
         ("audit --data nowhere.npz", "neither built-in data nor a file or folder"),
         ("audit --data photos --scale minmx", "did you mean 'minmax'?"),
+        ("audit --data photos --scale foo", "known: auto, minmax, none"),
         ("audit --data photos --scale minmax", "takes no setting but limit"),
         ("audit --data photos --read size=8", "takes no setting but limit"),
         ("audit --data photos --read sise=8", "did you mean 'size'?"),
@@ -114,12 +119,14 @@ def test_a_model_that_does_not_fit_gets_one_sentence(here: Path, capsys: Capture
         "from torch import nn\n"
         "def wrong(classes): return nn.Sequential(nn.Flatten(1), nn.Linear(7, classes))\n"
         "def broken(): return 1 / 0\n"
+        "def leaving(): raise SystemExit(0)\n"
         "def other(): return 3\n"
     )
     Path("syntax.py").write_text("def make(:\n")
     for name, says in {
         "net.py:wrong": "fails on inputs of shape",
         "net.py:broken": "ZeroDivisionError",
+        "net.py:leaving": "SystemExit",
         "net.py:other": "not a torch.nn.Module",
         "net.py:mak": "has no 'mak'",
         "syntax.py:make": "SyntaxError",

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 import gradveil
+from gradveil.attacks.ensembles import resolve
 from gradveil.cli import main
 from gradveil.cli.catalogue import KINDS, entries
 from tests.unit.report.example_results import make_results
@@ -102,7 +103,9 @@ def test_show_tells_what_a_user_must_know(capsys: Captured) -> None:
         lines[first + 4] == "  noise_multiplier=1.0: ε = 4.38 at δ = 1e-05 per record after 1 release (exact)"
     )  # one line per rung
     assert main(["show", "quick"]) == 0
-    assert "member: inverting_gradients(" in capsys.readouterr().out
+    shown = capsys.readouterr().out
+    assert "member: inverting_gradients(" in shown
+    assert shown.startswith(f"{resolve('quick').name} (ensembles)"), "the version that the short name means comes first"
 
 
 def test_init_writes_a_plan_and_says_what_it_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Captured) -> None:

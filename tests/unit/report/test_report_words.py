@@ -82,6 +82,13 @@ def test_a_cell_is_judged_against_the_best_null(tmp_path: Path, example: Example
     assert words in spaced(judgement(cells[1], cells[0]))
 
 
+def test_few_records_do_not_show_that_a_defense_holds(tmp_path: Path) -> None:
+    none, held = load_results(make_results(tmp_path, defenses=[NONE, Example("x", 0, 0, 9.0)])).cells
+    few = replace(held, selected=replace(held.selected, identified=replace(held.selected.identified, n=15)))
+    assert (status_of(held, none), status_of(few, none)) == (Status.UNBROKEN, Status.UNCLEAR)
+    assert "15 records are too few" in spaced(judgement(few, none))
+
+
 @pytest.mark.parametrize("bare", [Example("none", 0, None, 9.0), replace(NONE, checks=[FAIL])])
 def test_no_defense_passes_where_the_undefended_update_holds(tmp_path: Path, bare: Example) -> None:
     cells = load_results(make_results(tmp_path, defenses=[bare, Example("x", 0, 0, 9.0)])).cells
