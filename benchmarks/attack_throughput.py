@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import platform
 import sys
 import time
 from collections.abc import Callable
@@ -27,6 +26,7 @@ from gradveil.adversary import OBSERVED, OpenAdversary, prefixed, with_prefix
 from gradveil.attacks.execution import COARSE_FROM, Execution
 from gradveil.attacks.matrix_convolution import quicker
 from gradveil.attacks.objectives import OBJECTIVES
+from gradveil.audit.describe import provenance
 from gradveil.learning import Learner, loss_by_name
 from gradveil.models import build_model
 from gradveil.randomness import Seed
@@ -153,8 +153,12 @@ def main() -> None:
     result = measure(
         options.model, options.targets, device, options.modes.split(","), options.rounds, options.loop_targets or options.targets
     )
-    name = torch.cuda.get_device_name(0) if device.type == "cuda" else platform.machine()
-    result |= {"device": name, "threads": options.threads, "torch": torch.__version__, "python": platform.python_version()}
+    command = " ".join(["python", "benchmarks/attack_throughput.py", *sys.argv[1:]])
+    result |= {
+        "rounds": options.rounds,
+        "command": command,
+        "provenance": {**provenance(0, device.type), "threads": options.threads},
+    }
     text = json.dumps(result, indent=1)
     sys.stdout.write(text + "\n")
     if options.out:

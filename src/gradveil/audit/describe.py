@@ -116,6 +116,9 @@ def describe_cells(cells: Sequence[Cell], keys: list[str], command: str, title: 
     }
 
 
+COMMIT = "GRADVEIL_COMMIT"
+
+
 def provenance(seed: int, device: str) -> dict[str, Any]:
     """Return what a result came from: code, versions, machine, seed and time. Audits and trainings note the same."""
     name = torch.cuda.get_device_name(0) if device == "cuda" else device
@@ -136,11 +139,13 @@ def provenance(seed: int, device: str) -> dict[str, Any]:
 
 
 def _commit() -> str:
+    """Return the commit of the code that runs; where it was copied without its history, what the one who copied it says."""
+    elsewhere = os.environ.get(COMMIT) or "unknown"
     try:
         root = Path(gradveil.__file__).parent
         done = subprocess.run(
             ["git", "rev-parse", "--short", "HEAD"], cwd=root, capture_output=True, text=True, timeout=5, check=False
         )
     except (OSError, subprocess.SubprocessError):
-        return "unknown"
-    return done.stdout.strip() or "unknown"
+        return elsewhere
+    return done.stdout.strip() or elsewhere

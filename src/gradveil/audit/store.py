@@ -137,7 +137,14 @@ class Store:
         return self._path("utility", key, ".work")
 
     def write_run(self, run: Mapping[str, Any]) -> None:
-        """Write run.json."""
+        """Write run.json.
+
+        Raises:
+            UsageError: The one that is there is of a version that this one would not understand.
+        """
+        before = _format_of(self.out / "run.json")
+        if before not in ("", run.get("format")):
+            raise UsageError(f"{str(self.out)!r} holds results in another format ({before}); choose another folder with --out")
         self._write(self.out / "run.json", json_bytes(run))
 
     def _path(self, room: str, key: str, suffix: str) -> Path:
@@ -169,6 +176,15 @@ class Store:
         raise UsageError(
             f"cannot write to {str(path)!r}: {reason}; choose another folder with --out, or make room; finished cells are kept"
         ) from error
+
+
+def _format_of(path: Path) -> str:
+    """Return the format a JSON file says it has; nothing where it is missing, damaged or says none."""
+    try:
+        found = json.loads(path.read_bytes())
+    except (OSError, ValueError):
+        return ""
+    return str(found.get("format", "")) if isinstance(found, dict) else ""
 
 
 def npz_bytes(arrays: Mapping[str, NDArray[Any]]) -> bytes:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import shutil
+import subprocess
 from pathlib import Path
 
 import pytest
 
 import gradveil
 from gradveil.audit.cells import Cell
-from gradveil.audit.describe import code_version, own_files_digest
+from gradveil.audit.describe import code_version, own_files_digest, provenance
 from gradveil.audit.jobs import cell_key
 from gradveil.generators.store import SHIPPED
 
@@ -56,3 +57,14 @@ def test_generators_their_weights_and_spectra_are_part_of_the_code(
         found.add(code_version(attacks=attacks))
     code_version.cache_clear()
     assert len(found) == 4
+
+
+def test_code_that_was_copied_without_its_history_tells_the_commit_it_was_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    def no_git(*_: object, **__: object) -> None:
+        raise OSError
+
+    monkeypatch.setattr(subprocess, "run", no_git)
+    monkeypatch.delenv("GRADVEIL_COMMIT", raising=False)
+    assert provenance(0, "cpu")["commit"] == "unknown"
+    monkeypatch.setenv("GRADVEIL_COMMIT", "abc1234")
+    assert provenance(0, "cpu")["commit"] == "abc1234"

@@ -126,6 +126,22 @@ def test_a_folder_that_cannot_be_written_gets_one_sentence(tmp_path: Path, monke
         Store(tmp_path / "read-only")
 
 
+@pytest.mark.parametrize("before", ["", "{", "[]", '{"cells": []}', '{"format": "gradveil-run-1"}'])
+def test_a_run_replaces_the_one_before(before: str, tmp_path: Path) -> None:
+    store, run = Store(tmp_path), tmp_path / "run.json"
+    run.write_text(before)
+    store.write_run({"format": "gradveil-run-1", "cells": [KEY]})
+    assert json.loads(run.read_text())["cells"] == [KEY]
+
+
+def test_results_of_another_version_are_not_written_over(tmp_path: Path) -> None:
+    store, run = Store(tmp_path), tmp_path / "run.json"
+    run.write_text('{"format": "gradveil-run-9"}')
+    with pytest.raises(UsageError, match=r"another format \(gradveil-run-9\); choose another folder"):
+        store.write_run({"format": "gradveil-run-1", "cells": [KEY]})
+    assert run.read_text() == '{"format": "gradveil-run-9"}'
+
+
 @pytest.mark.parametrize("key", ["../../etc/x", "", "A" * 16, "0" * 15])
 def test_only_keys_name_files(key: str, tmp_path: Path) -> None:
     with pytest.raises(GradveilError, match="no key"):
