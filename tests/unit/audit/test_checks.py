@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections.abc import Callable
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -185,6 +186,11 @@ def test_a_reason_to_doubt_is_noticed(name: str, level: str, make: Callable[[], 
     check = look(make())[name]
     assert check.level == level
     assert check.sentence.endswith(".") and check.remedy, "a doubt says what is wrong and what to do"
+
+
+def test_every_check_is_explained() -> None:
+    page = (Path(__file__).parents[3] / "docs" / "report.md").read_text(encoding="utf-8")
+    assert [name for name in look(healthy()) if f"| `{name}` |" not in page] == []
 
 
 def test_every_check_fires_somewhere() -> None:
