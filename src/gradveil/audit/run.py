@@ -178,15 +178,25 @@ def _end_with_parent() -> None:
 
 @contextlib.contextmanager
 def _uninterrupted() -> Iterator[None]:
-    """Hold Ctrl-C back inside the block; processes started there never see it, and end when their parent says so."""
-    if not hasattr(signal, "pthread_sigmask"):
+    """Hold Ctrl-C and SIGTERM back inside the block: a process whose starting is broken off complains at length.
+
+    Processes started there never see Ctrl-C, and end when their parent says so.
+    """
+    if not hasattr(signal, "pthread_sigmask") or threading.current_thread() is not threading.main_thread():
         yield
         return
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    came: list[int] = []
+    # The mask is what the processes inherit; it does not keep another thread from taking a signal that this one then answers.
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    answers = {each: signal.signal(each, lambda number, _: came.append(number)) for each in (signal.SIGINT, signal.SIGTERM)}
     try:
         yield
     finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        for each, answer in answers.items():
+            signal.signal(each, signal.SIG_DFL if answer is None else answer)
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+        for number in came:
+            signal.raise_signal(number)
 
 
 def _work_in_process(index: int, job: Job, out: str) -> str:

@@ -34,9 +34,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     Args:
         arguments: Without the program's name; None takes those of the process.
     """
-    told_to_end = threading.Event()
     try:
-        with _ended_like_stopped(told_to_end):
+        with _ended_by_a_signal():
             code = app(args=arguments, prog_name="gradveil", standalone_mode=False)
             sys.stdout.flush()
     except (BrokenPipeError, SystemExit):
@@ -46,24 +45,28 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return UNHEARD
     except (KeyboardInterrupt, click.Abort):
         code = STOPPED
+    except _ToldToEnd:
+        code = TERMINATED
     except Exception as error:
         return _answer(error)
-    if code == STOPPED:
+    if code in (STOPPED, TERMINATED):
         _say("stopped; what is finished is kept, and the same command continues")
-        return TERMINATED if told_to_end.is_set() else STOPPED
     return code if isinstance(code, int) else 0
 
 
+class _ToldToEnd(BaseException):
+    """SIGTERM came. No `KeyboardInterrupt`: where one passes through `exec`, Python ends with Ctrl-C's code all the same."""
+
+
 @contextlib.contextmanager
-def _ended_like_stopped(told_to_end: threading.Event) -> Iterator[None]:
+def _ended_by_a_signal() -> Iterator[None]:
     """Let SIGTERM, which schedulers and containers send, end a run as Ctrl-C does: workers ended, locks let go, one sentence."""
     if threading.current_thread() is not threading.main_thread() or signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL:
         yield  # somebody else decides what becomes of it
         return
 
     def end(*_: object) -> None:
-        told_to_end.set()
-        raise KeyboardInterrupt
+        raise _ToldToEnd
 
     signal.signal(signal.SIGTERM, end)
     try:
