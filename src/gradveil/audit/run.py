@@ -182,13 +182,15 @@ def _uninterrupted() -> Iterator[None]:
 
     Processes started there never see Ctrl-C, and end when their parent says so.
     """
-    if not hasattr(signal, "pthread_sigmask") or threading.current_thread() is not threading.main_thread():
+    if not hasattr(signal, "pthread_sigmask"):
         yield
         return
     came: list[int] = []
     # The mask is what the processes inherit; it does not keep another thread from taking a signal that this one then answers.
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
-    answers = {each: signal.signal(each, lambda number, _: came.append(number)) for each in (signal.SIGINT, signal.SIGTERM)}
+    # Only the main thread answers signals, and only it may say how.
+    held = (signal.SIGINT, signal.SIGTERM) if threading.current_thread() is threading.main_thread() else ()
+    answers = {each: signal.signal(each, lambda number, _: came.append(number)) for each in held}
     try:
         yield
     finally:

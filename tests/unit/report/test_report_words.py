@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from gradveil.report import numbers
+from gradveil.audit import checks
+from gradveil.report import numbers, verdict
 from gradveil.report.load import load_results
 from gradveil.report.results import Share, Spread
 from gradveil.report.verdict import Headline, Status, choose_headline, settings_of, status_of
@@ -86,6 +87,7 @@ def test_few_records_do_not_show_that_a_defense_holds(tmp_path: Path) -> None:
     none, held = load_results(make_results(tmp_path, defenses=[NONE, Example("x", 0, 0, 9.0)])).cells
     few = replace(held, selected=replace(held.selected, identified=replace(held.selected.identified, n=15)))
     assert (status_of(held, none), status_of(few, none)) == (Status.UNBROKEN, Status.UNCLEAR)
+    assert verdict.ENOUGH == checks.FEW_RECORDS, "the report may not import the audit, and both say what few is"
     assert "15 records are too few" in spaced(judgement(few, none))
 
 
