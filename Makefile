@@ -14,7 +14,7 @@ NO_PYTHON = Gradveil needs Python 3.11 or newer, and '$(PYTHON)' is not that; in
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest
 
 .DEFAULT_GOAL := help
-.PHONY: help setup audit test test-slow check format clean
+.PHONY: help setup audit test test-slow check index format clean
 
 help: ## Show this list
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1|\2/p' Makefile | while IFS='|' read -r name text; do printf '%-18s %s\n' "$$name" "$$text"; done
@@ -45,6 +45,9 @@ check: $(STAMP) ## Lint and types only
 	$(BIN)/python -m ruff check .
 	$(BIN)/python -m ruff format --check .
 	$(BIN)/python -m mypy
+
+index: $(STAMP) ## Write the index of methods after one was added or changed
+	$(BIN)/python -m scripts.make_index
 
 format: $(STAMP) ## Put the code in shape
 	$(BIN)/python -m ruff check --fix .

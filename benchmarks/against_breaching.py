@@ -52,14 +52,14 @@ from torch import Tensor
 
 import gradveil
 from gradveil.attacks import launch
+from gradveil.attacks.engine.execution import COARSE_FROM, choose_execution
 from gradveil.attacks.ensembles import STANDARD
-from gradveil.attacks.execution import COARSE_FROM, choose_execution
 from gradveil.attacks.inverting_gradients import InvertingGradients
-from gradveil.audit.cells import Cell
-from gradveil.audit.subjects import Subject, build_subject
+from gradveil.audit.scene import Subject, build_subject
 from gradveil.data import load_data
 from gradveil.errors import GradveilError
 from gradveil.metrics.psnr import peak_signal_to_noise
+from gradveil.study.cell import Cell
 from gradveil.tensors import Named, matrix_products
 
 Way = Callable[[], Tensor]

@@ -23,12 +23,12 @@ import torch
 from torch import Tensor
 
 from gradveil.adversary import OBSERVED, OpenAdversary, prefixed, with_prefix
-from gradveil.attacks.execution import COARSE_FROM, Execution
-from gradveil.attacks.matrix_convolution import quicker
-from gradveil.attacks.objectives import OBJECTIVES
-from gradveil.audit.describe import provenance
+from gradveil.attacks.engine.execution import COARSE_FROM, Execution
+from gradveil.attacks.engine.matrix_convolution import quicker
+from gradveil.attacks.engine.objectives import OBJECTIVES
 from gradveil.learning import Learner, loss_by_name
 from gradveil.models import build_model
+from gradveil.provenance import provenance
 from gradveil.randomness import Seed
 from gradveil.tensors import Named, matrix_products
 

@@ -22,13 +22,13 @@ import torch
 
 from gradveil.attacks import launch
 from gradveil.attacks.ensembles import QUICK
-from gradveil.audit.cells import Cell
 from gradveil.audit.judge import originals, score
-from gradveil.audit.subjects import Subject, build_subject, load_cell_data
+from gradveil.audit.scene import Subject, build_subject, load_cell_data
 from gradveil.data import Dataset
 from gradveil.data.partitions import ClassBalance
-from gradveil.defenses.truncation import truncate
+from gradveil.defenses.svdefense.truncation import truncate
 from gradveil.randomness import Seed
+from gradveil.study.cell import Cell
 
 RATIOS = (0.0, 0.2, 0.4, 0.6, 0.8, 1.0)
 BATCH = 10

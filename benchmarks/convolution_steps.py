@@ -23,12 +23,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gradveil.attacks.execution import COARSE_FROM, Execution
-from gradveil.attacks.lean_distances import unit_distance
-from gradveil.attacks.matrix_convolution import with_matrix_convolutions
-from gradveil.learning import Learner, TrainingSettings, loss_by_name
+from gradveil.attacks.engine.execution import COARSE_FROM, Execution
+from gradveil.attacks.engine.lean_distances import unit_distance
+from gradveil.attacks.engine.matrix_convolution import with_matrix_convolutions
+from gradveil.learning import Learner, loss_by_name
 from gradveil.models import build_model
 from gradveil.randomness import Seed
+from gradveil.study.local_training import TrainingSettings
 from gradveil.tensors import Named, matrix_products
 
 Way = Callable[[Learner], Learner]

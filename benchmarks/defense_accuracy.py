@@ -24,7 +24,8 @@ import torch
 from defense_rows import ROWS, rows
 
 from gradveil import __version__
-from gradveil.federation.engine import FederationSettings, train
+from gradveil.federation.engine import train
+from gradveil.study.federation import FederationSettings
 
 # Two-sided 95 % points of Student's t for 1 to 9 degrees of freedom.
 T95 = (12.71, 4.30, 3.18, 2.78, 2.57, 2.45, 2.36, 2.31, 2.26)

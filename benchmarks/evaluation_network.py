@@ -23,8 +23,8 @@ from torch import Tensor, nn
 
 from gradveil import __version__
 from gradveil.data import load_data
-from gradveil.generators.evaluation import mix
-from gradveil.generators.store import load_network
+from gradveil.networks.evaluation import mix
+from gradveil.networks.store import load_network
 from gradveil.randomness import Seed
 
 RATIOS = tuple(step / 10 for step in range(11))

@@ -29,9 +29,9 @@ import invl_vertical
 import torch
 
 from gradveil import __version__
-from gradveil.audit.cells import Cell
-from gradveil.audit.describe import describe_cells
-from gradveil.audit.run import run_cells
+from gradveil.run.describe import describe_cells
+from gradveil.run.pool import run_cells
+from gradveil.study.cell import Cell
 
 FORMAT = "gradveil-invl-1"
 PARTS = ("attack", "accuracy", "cost")

@@ -21,14 +21,15 @@ from typing import Any
 import no_simulation  # noqa: F401  (adds the ensemble that --ensemble names)
 import torch
 
+from gradveil.client.update import run_client
 from gradveil.data import load_data
 from gradveil.defenses import build_defense
-from gradveil.federation.client import run_client
-from gradveil.federation.settings import FederationSettings
 from gradveil.federation.setup import build_federation
-from gradveil.learning import Learner, TrainingSettings, loss_by_name
+from gradveil.learning import Learner, loss_by_name
 from gradveil.models import build_model
 from gradveil.randomness import Seed
+from gradveil.study.federation import FederationSettings
+from gradveil.study.local_training import TrainingSettings
 from gradveil.tensors import Named
 
 

@@ -27,18 +27,19 @@ import torch
 from torch import Tensor
 
 from gradveil import __version__
-from gradveil.defenses.singular_noise import (
+from gradveil.defenses.invl.singular_noise import (
     average_jacobian,
     noisy_ranks,
     public_centres,
     record_jacobian,
 )
-from gradveil.federation.settings import FederationSettings
 from gradveil.federation.setup import build_federation
-from gradveil.learning import Learner, TrainingSettings
-from gradveil.risk.jacobians import Jacobian
-from gradveil.risk.layered import layered_push
-from gradveil.risk.spectra import Spectrum, spectrum
+from gradveil.learning import Learner
+from gradveil.spectra.jacobians import Jacobian
+from gradveil.spectra.layered import layered_push
+from gradveil.spectra.spectrum import Spectrum, spectrum
+from gradveil.study.federation import FederationSettings
+from gradveil.study.local_training import TrainingSettings
 
 FORMAT = "gradveil-invl-kept-1"
 LOW, HIGH, RULE, MOST = 0.6, 0.95, "sum", 4096

@@ -23,10 +23,11 @@ from torch import Tensor
 
 from gradveil import __version__
 from gradveil.adversary import prefixed
-from gradveil.defenses.invl_dnp import CLASS, InvLDNP
-from gradveil.federation.client import run_client
+from gradveil.client.update import run_client
+from gradveil.defenses.invl.dnp import CLASS, InvLDNP
 from gradveil.federation.setup import build_federation
-from gradveil.learning import Learner, TrainingSettings
+from gradveil.learning import Learner
+from gradveil.study.local_training import TrainingSettings
 from gradveil.tensors import Named
 
 FORMAT = "gradveil-invl-shortcut-1"

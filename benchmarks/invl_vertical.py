@@ -21,10 +21,10 @@ import numpy as np
 from safetensors.torch import save_file
 
 from gradveil.errors import BadUpdate
-from gradveil.federation.settings import FederationSettings
 from gradveil.federation.vertical import VerticalState
 from gradveil.federation.vertical_training import VerticalTraining, build_vertical, train_vertical
 from gradveil.metrics.summary import wilson
+from gradveil.study.federation import FederationSettings
 
 
 def shrink(source: Path, target: Path, factor: int) -> None:

@@ -25,14 +25,15 @@ import torch
 from torch import Tensor, nn
 
 from gradveil import __version__
-from gradveil.defenses import Defense, Refiner, build_defense
-from gradveil.defenses.refiner import evaluation_network
-from gradveil.federation.client import run_client
-from gradveil.federation.local_training import LocalTraining
-from gradveil.learning import Learner, TrainingSettings, loss_by_name
+from gradveil.client.local_training import LocalTraining
+from gradveil.client.update import run_client
+from gradveil.defenses import Defense, build_defense
+from gradveil.defenses.refiner.defense import Refiner, evaluation_network
+from gradveil.learning import Learner, loss_by_name
 from gradveil.models import build_model
 from gradveil.randomness import Seed
 from gradveil.records import Batch
+from gradveil.study.local_training import TrainingSettings
 
 SHAPE, CLASSES = (3, 32, 32), 10
 PAPER = {"lenet": 17.9, "resnet18": 32.7}

@@ -32,11 +32,12 @@ import no_simulation  # noqa: F401  (adds the ensemble that --ensemble names)
 import torch
 
 from gradveil import __version__
-from gradveil.audit.cells import Cell
-from gradveil.audit.measure import run_cell
+from gradveil.audit.cell import run_cell
 from gradveil.defenses import build_defense
-from gradveil.defenses.refiner_restorer import MOST_CONTRAST
-from gradveil.federation.engine import FederationSettings, train
+from gradveil.defenses.refiner.restorer import MOST_CONTRAST
+from gradveil.federation.engine import train
+from gradveil.study.cell import Cell
+from gradveil.study.federation import FederationSettings
 
 NONE = "none"
 FORMAT = "gradveil-refiner-curves-1"

@@ -21,11 +21,12 @@ import torch
 from torch import Tensor
 
 from gradveil import __version__
+from gradveil.client.update import run_client
 from gradveil.data import load_data, public_images
-from gradveil.defenses import Refiner, build_defense
-from gradveil.defenses.refiner_adversary import deblend
-from gradveil.defenses.refiner_restorer import MOST, fit_restorer, public_pairs
-from gradveil.federation.client import run_client
+from gradveil.defenses import build_defense
+from gradveil.defenses.refiner.adversary import deblend
+from gradveil.defenses.refiner.defense import Refiner
+from gradveil.defenses.refiner.restorer import MOST, fit_restorer, public_pairs
 from gradveil.learning import Learner, loss_by_name
 from gradveil.metrics import median
 from gradveil.models import build_model

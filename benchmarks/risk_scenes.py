@@ -14,12 +14,14 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from gradveil.adversary import OpenAdversary
-from gradveil.attacks import IDLG, InvertingGradients
 from gradveil.attacks.base import Attack, Desk, launch
-from gradveil.attacks.priors import total_variation
-from gradveil.defenses import Defense, NoDefense, build_defense
-from gradveil.defenses.sparse_update import ZeroedEntriesAdversary
-from gradveil.federation.client import run_client
+from gradveil.attacks.deep_leakage import IDLG
+from gradveil.attacks.engine.priors import total_variation
+from gradveil.attacks.inverting_gradients import InvertingGradients
+from gradveil.client.update import run_client
+from gradveil.defenses import Defense, build_defense
+from gradveil.defenses.none import NoDefense
+from gradveil.defenses.parts.sparse_update import ZeroedEntriesAdversary
 from gradveil.learning import Learner, loss_by_name
 from gradveil.learning.embedding import EMBEDDING, EmbeddingLearner
 from gradveil.metrics.mse import mean_squared_error
@@ -31,8 +33,8 @@ from gradveil.records import Batch, Knowledge, ModelSpec, Observation, ThreatMod
 from gradveil.risk.calibration import built_in_calibration
 from gradveil.risk.exposure import DefendedRelease, defended_release
 from gradveil.risk.invre import risk_score
-from gradveil.risk.jacobians import gradient_jacobian, jacobian_of
-from gradveil.risk.spectra import DENSE_ENTRIES, Spectrum, spectrum
+from gradveil.spectra.jacobians import gradient_jacobian, jacobian_of
+from gradveil.spectra.spectrum import DENSE_ENTRIES, Spectrum, spectrum
 from gradveil.tensors import Named
 
 CLASSES, SHAPE = 10, (3, 32, 32)

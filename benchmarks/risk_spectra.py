@@ -39,14 +39,15 @@ import torch
 from torch import Tensor
 from torch.func import jacrev
 
-from gradveil.data import load_data, read_options
+from gradveil.data import load_data
 from gradveil.learning import EmbeddingLearner, Learner, loss_by_name
 from gradveil.models import build_model, split_model
 from gradveil.randomness import Seed
 from gradveil.risk.calibration import built_in_calibration
 from gradveil.risk.invre import risk_score
-from gradveil.risk.jacobians import Jacobian, gradient_jacobian, gradient_jacobians, load_forward_mode
-from gradveil.risk.spectra import Spectrum, records_at_once, spectra_of, spectrum
+from gradveil.spectra.jacobians import Jacobian, gradient_jacobian, gradient_jacobians, load_forward_mode
+from gradveil.spectra.spectrum import Spectrum, records_at_once, spectra_of, spectrum
+from gradveil.study.reading import read_options
 
 WAYS = ("dense", "gram", "leading")
 ROWS = 256

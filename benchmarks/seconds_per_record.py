@@ -21,11 +21,11 @@ import torch
 
 from gradveil.attacks import launch
 from gradveil.attacks.ensembles import STANDARD
-from gradveil.audit.cells import Cell
-from gradveil.audit.describe import provenance
-from gradveil.audit.subjects import Subject, build_subject, load_cell_data
+from gradveil.audit.scene import Subject, build_subject, load_cell_data
 from gradveil.metrics import median
 from gradveil.metrics.psnr import peak_signal_to_noise
+from gradveil.provenance import provenance
+from gradveil.study.cell import Cell
 
 
 def measure(subject: Subject, execution: str, count: int, common: int) -> dict[str, Any]:

@@ -14,15 +14,16 @@ from torch import Tensor
 from gradveil.attacks import Ensemble, informed_twins, launch, line_up, resolve
 from gradveil.attacks.base import Desk
 from gradveil.attacks.ensembles import Member
+from gradveil.client.update import run_client
 from gradveil.defenses import Defense
-from gradveil.federation.client import run_client
 from gradveil.federation.setup import Federation
-from gradveil.learning import Learner, TrainingSettings
+from gradveil.learning import Learner
 from gradveil.metrics import Unavailable, measure
 from gradveil.metrics.regions import bounding_boxes, measure_region
 from gradveil.models.grad_cam import grad_cam_pp
 from gradveil.randomness import Seed
 from gradveil.records import Batch, ModelSpec, Observation, Reconstruction, ThreatModel
+from gradveil.study.local_training import TrainingSettings
 from gradveil.tensors import Named
 
 __all__ = ["RELATIVE", "STANCES", "attack_round", "client_states"]

@@ -17,14 +17,15 @@ from collections.abc import Callable
 import torch
 
 from gradveil import __version__
+from gradveil.client.local_training import LocalTraining
+from gradveil.client.update import run_client
 from gradveil.data import load_data
 from gradveil.defenses import Defense, build_defense
-from gradveil.federation.client import run_client
-from gradveil.federation.local_training import LocalTraining
-from gradveil.learning import Learner, TrainingSettings, loss_by_name
+from gradveil.learning import Learner, loss_by_name
 from gradveil.models import build_model
 from gradveil.randomness import Seed
 from gradveil.records import Batch
+from gradveil.study.local_training import TrainingSettings
 from gradveil.tensors import Named
 
 GATE = 4.0

@@ -24,16 +24,17 @@ from torch import Tensor
 
 from gradveil import __version__
 from gradveil.data import load_data, public_images
-from gradveil.defenses import shadow_restorer
 from gradveil.defenses.base import ClientView
-from gradveil.defenses.shadow import Shadow
-from gradveil.defenses.shadow_adversary import ShadowAdversary, public_pairs
-from gradveil.defenses.shadow_noise import amplitude
-from gradveil.defenses.shadow_restorer import fit_restorer
-from gradveil.learning import Learner, TrainingSettings, loss_by_name
+from gradveil.defenses.shadow import restorer as shadow_restorer
+from gradveil.defenses.shadow.adversary import ShadowAdversary, public_pairs
+from gradveil.defenses.shadow.defense import Shadow
+from gradveil.defenses.shadow.noise import amplitude
+from gradveil.defenses.shadow.restorer import fit_restorer
+from gradveil.learning import Learner, loss_by_name
 from gradveil.models import build_model
 from gradveil.randomness import Seed
 from gradveil.records import Batch
+from gradveil.study.local_training import TrainingSettings
 from gradveil.tensors import Named
 
 ROUNDS = 20

@@ -29,13 +29,14 @@ from shadow_attack import RELATIVE, STANCES, attack_round, client_states
 from gradveil import __version__
 from gradveil.data import Dataset, load_data
 from gradveil.defenses.base import ClientView
-from gradveil.defenses.shadow import Shadow
-from gradveil.defenses.shadow_fit import choose_generator, generator_on, imagine, styles_of
-from gradveil.defenses.shadow_noise import error_map, inverse_softmax, relative_noise
-from gradveil.federation.engine import FederationSettings, train
+from gradveil.defenses.shadow.defense import Shadow
+from gradveil.defenses.shadow.fit import choose_generator, generator_on, imagine, styles_of
+from gradveil.defenses.shadow.noise import error_map, inverse_softmax, relative_noise
+from gradveil.federation.engine import train
 from gradveil.federation.setup import build_federation
 from gradveil.randomness import Seed
 from gradveil.significance import daggers
+from gradveil.study.federation import FederationSettings
 
 FEDAVG = "FedAvg"
 ROWS = {

@@ -20,11 +20,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gradveil.attacks.lean_distances import unit_distance
+from gradveil.attacks.engine.lean_distances import unit_distance
 from gradveil.data import load_data
-from gradveil.learning import Learner, TrainingSettings, loss_by_name
+from gradveil.learning import Learner, loss_by_name
 from gradveil.models import build_model
 from gradveil.randomness import Seed
+from gradveil.study.local_training import TrainingSettings
 from gradveil.tensors import Named
 
 MODELS = ("lenet", 'lenet(activation="relu")', "convnet", 'convnet(pool="average")', "resnet18", "resnet20")

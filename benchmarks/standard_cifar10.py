@@ -13,9 +13,9 @@ import time
 from pathlib import Path
 from typing import Any
 
-from gradveil.audit.cells import Cell
-from gradveil.audit.describe import describe_cells
-from gradveil.audit.run import Progress, run_cells
+from gradveil.run.describe import describe_cells
+from gradveil.run.pool import Progress, run_cells
+from gradveil.study.cell import Cell
 
 BREATH = 10.0
 """Seconds between two lines of progress."""

@@ -9,9 +9,9 @@ import argparse
 import sys
 from pathlib import Path
 
-from gradveil.audit.cells import Cell
-from gradveil.audit.describe import describe_cells
-from gradveil.audit.run import run_cells
+from gradveil.run.describe import describe_cells
+from gradveil.run.pool import run_cells
+from gradveil.study.cell import Cell
 
 
 def main() -> None:

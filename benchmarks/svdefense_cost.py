@@ -20,12 +20,13 @@ from pathlib import Path
 
 import torch
 
+from gradveil.client.update import run_client
 from gradveil.defenses import Defense, build_defense
-from gradveil.federation.client import run_client
-from gradveil.learning import Learner, TrainingSettings, loss_by_name
+from gradveil.learning import Learner, loss_by_name
 from gradveil.models import build_model
 from gradveil.randomness import Seed
 from gradveil.records import Batch
+from gradveil.study.local_training import TrainingSettings
 from gradveil.wire import tensor_bytes
 
 SHAPE, CLASSES = (3, 32, 32), 10

@@ -29,9 +29,10 @@ import special_ensembles  # noqa: F401 - makes its ensembles known
 import torch
 
 from gradveil import __version__
-from gradveil.audit.cells import Cell
-from gradveil.audit.measure import run_cell
-from gradveil.federation.engine import FederationSettings, train
+from gradveil.audit.cell import run_cell
+from gradveil.federation.engine import train
+from gradveil.study.cell import Cell
+from gradveil.study.federation import FederationSettings
 
 KNOB = (1e-7, 1e-6, 1e-5, 1e-4, 1e-3, 0.01, 0.03, 0.1, 0.25, 0.5, 1.0, 2.0, 4.0)
 WEAK = ("none", "svdefense")

@@ -19,9 +19,9 @@ from typing import Any
 import special_ensembles  # noqa: F401 - makes its ensembles known
 from defense_rows import ROWS, Row, rows
 
-from gradveil.audit.cells import Cell
-from gradveil.audit.describe import describe_cells
-from gradveil.audit.run import Progress, run_cells
+from gradveil.run.describe import describe_cells
+from gradveil.run.pool import Progress, run_cells
+from gradveil.study.cell import Cell
 
 
 def run(options: argparse.Namespace) -> None:

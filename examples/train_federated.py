@@ -8,7 +8,8 @@ import sys
 import tempfile
 from pathlib import Path
 
-from gradveil.federation import FederationSettings, train
+from gradveil.federation import train
+from gradveil.study.federation import FederationSettings
 
 
 def main(folder: Path) -> None:

@@ -9,8 +9,6 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from gradveil.audit.plan import Plan as Plan
-    from gradveil.audit.run import run_audit as run_audit
     from gradveil.data import load_data as load_data
     from gradveil.defenses import Defense as Defense
     from gradveil.defenses import build_defense as build_defense
@@ -34,6 +32,8 @@ if TYPE_CHECKING:
     from gradveil.records import ThreatModel as ThreatModel
     from gradveil.records import Update as Update
     from gradveil.report import write_report as write_report
+    from gradveil.run.pool import run_audit as run_audit
+    from gradveil.study.plan import Plan as Plan
 
 __version__ = "0.1.0"
 
@@ -51,7 +51,7 @@ _PUBLIC = {
     "ModelSpec": "gradveil.records",
     "Observation": "gradveil.records",
     "Payload": "gradveil.records",
-    "Plan": "gradveil.audit.plan",
+    "Plan": "gradveil.study.plan",
     "Reconstruction": "gradveil.records",
     "Seed": "gradveil.randomness",
     "ThreatModel": "gradveil.records",
@@ -62,7 +62,7 @@ _PUBLIC = {
     "build_defense": "gradveil.defenses",
     "build_model": "gradveil.models",
     "load_data": "gradveil.data",
-    "run_audit": "gradveil.audit.run",
+    "run_audit": "gradveil.run.pool",
     "write_report": "gradveil.report",
 }
 

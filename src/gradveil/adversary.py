@@ -9,13 +9,16 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
-from gradveil.learning.learner import GradientHook, Learner
 from gradveil.records import Comparison, Observation, Reconstruction
 from gradveil.tensors import Named, stack
+
+if TYPE_CHECKING:
+    from gradveil.learning.learner import GradientHook, Learner
 
 __all__ = ["MASK", "OBSERVED", "OpenAdversary", "prefixed", "with_prefix"]
 

@@ -1,8 +1,9 @@
 """Cards and lookup: one registry per kind of method, and the one-line spelling users write.
 
 A method registers itself with a card and is then found by the command line, the docs, the report and the contract suites;
-nothing else lists methods. Registries refuse duplicates, answer an unknown name or field with the nearest right one, and read
-plug-ins from the entry-point group ``gradveil.<kind>`` (a module that registers on import).
+nothing else lists methods. Where each one lives stands in a generated index (``make index``), so that one method is found without
+importing the others. Registries refuse duplicates, answer an unknown name or field with the nearest right one, and read plug-ins
+from the entry-point group ``gradveil.<kind>`` (a module that registers on import).
 
 Spelling: ``gaussian_noise(std=0.01)``; several defenses in a row: ``clipping(bound=1) + gaussian_noise(std=0.01)``.
 """
@@ -16,14 +17,19 @@ import hashlib
 import importlib
 import importlib.metadata
 import importlib.util
+import json
 import sys
 from collections.abc import Callable, Mapping
+from functools import cache
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
 from gradveil.errors import GradveilError, UsageError, suggest
 
-__all__ = ["Card", "Registry", "config_of", "import_object", "parse_call", "spell", "split_chain"]
+__all__ = ["INDEX", "Card", "Registry", "config_of", "import_object", "indexed", "parse_call", "spell", "split_chain"]
+
+INDEX = Path(__file__).with_name("index.json")
+"""Name, module and catalogue entry of every method of the package, by kind; written by ``make index``, checked by a test."""
 
 T = TypeVar("T")
 C = TypeVar("C", bound="Card")
@@ -64,6 +70,13 @@ def _plain(value: Any) -> Any:
     return value
 
 
+@cache
+def indexed(kind: str) -> Mapping[str, Mapping[str, Any]]:
+    """Return the methods of a kind that the package holds, by name, each with ``module`` and ``entry``; maybe none."""
+    everything: dict[str, dict[str, Any]] = json.loads(INDEX.read_text(encoding="utf-8")) if INDEX.is_file() else {}
+    return everything.get(kind, {})
+
+
 class Registry(Generic[T, C]):
     """Named methods of one kind, each with a card of class ``C``."""
 
@@ -73,7 +86,7 @@ class Registry(Generic[T, C]):
         self._home = home
         self._hyphens = hyphens
         self._entries: dict[str, tuple[T, C]] = {}
-        self._loaded = False
+        self._plugged = False
 
     def register(self, card: C) -> Callable[[T], T]:
         """Return a decorator that files the decorated method under ``card``."""
@@ -91,24 +104,33 @@ class Registry(Generic[T, C]):
 
         return file
 
-    def _load(self) -> None:
-        if self._loaded:
+    def _plug_in(self) -> None:
+        """Load what other packages register; their modules are their own, so the index cannot name them."""
+        if self._plugged:
             return
-        self._loaded = True
-        importlib.import_module(self._home)
+        self._plugged = True
+        if not indexed(self.kind):
+            importlib.import_module(self._home)
         for point in importlib.metadata.entry_points(group=f"gradveil.{self.kind}"):
             point.load()
 
+    def registered(self) -> Mapping[str, tuple[T, C]]:
+        """Return what is registered so far, without importing anything: method and card by name."""
+        return dict(self._entries)
+
     def names(self, pattern: str = "*") -> list[str]:
-        """Return the registered names that match a shell-style pattern, sorted."""
-        self._load()
-        return sorted(fnmatch.filter(self._entries, pattern))
+        """Return the known names that match a shell-style pattern, sorted."""
+        self._plug_in()
+        return sorted(fnmatch.filter({*indexed(self.kind), *self._entries}, pattern))
 
     def get(self, name: str) -> T:
         """Return the method called ``name``, or raise with the nearest name."""
-        self._load()
+        if name not in self._entries and name in indexed(self.kind):
+            importlib.import_module(indexed(self.kind)[name]["module"])
         if name not in self._entries:
-            raise UsageError(f"there is no {self.kind} called {name!r}{suggest(name, self._entries)}")
+            self._plug_in()
+        if name not in self._entries:
+            raise UsageError(f"there is no {self.kind} called {name!r}{suggest(name, self.names())}")
         return self._entries[name][0]
 
     def card(self, name: str) -> C:
@@ -118,7 +140,7 @@ class Registry(Generic[T, C]):
 
     def cards(self, pattern: str = "*") -> list[C]:
         """Return the cards of all methods that match ``pattern``."""
-        return [self._entries[name][1] for name in self.names(pattern)]
+        return [self.card(name) for name in self.names(pattern)]
 
     def build(self, spelling: str | Mapping[str, Any]) -> Any:
         """Return an instance from ``name(field=value)`` or ``{"name": ..., field: value}``.

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gradveil.errors import BadUpdate, suggest
+from gradveil.errors import BadUpdate, UsageError, suggest
 
 __all__ = [
     "Named",
@@ -158,3 +158,11 @@ def matrix_products(device: torch.device, *, coarse: bool) -> Iterator[None]:
     finally:
         for place, precision in zip(places, before, strict=True):
             place.fp32_precision = precision
+
+
+def find_device(wanted: str) -> str:
+    """Return ``cpu`` or ``cuda``; ``auto`` takes a GPU if there is one."""
+    there = torch.cuda.is_available()
+    if wanted == "cuda" and not there:
+        raise UsageError("device is 'cuda', and torch finds no GPU here; use auto or cpu")
+    return "cuda" if wanted != "cpu" and there else "cpu"

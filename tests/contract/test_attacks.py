@@ -8,7 +8,8 @@ from typing import ClassVar
 
 import pytest
 
-from gradveil.attacks import ATTACKS, Attack, AttackCard, Desk, InvertingGradients
+from gradveil.attacks import ATTACKS, Attack, AttackCard, Desk
+from gradveil.attacks.inverting_gradients import InvertingGradients
 from gradveil.records import Knowledge, Observation, Reconstruction
 from gradveil.testing.attack_faults import ATTACK_FAULTS, SignFlip
 from gradveil.testing.attacks import ATTACK_CHECKS, Check, check_attack

@@ -5,8 +5,8 @@ from __future__ import annotations
 import dataclasses
 from dataclasses import dataclass
 
+from gradveil.attacks.engine.matching import Recipe
 from gradveil.attacks.inverting_gradients import InvertingGradients
-from gradveil.attacks.matching import Recipe
 from gradveil.errors import UsageError
 from gradveil.records import Knowledge, Observation
 

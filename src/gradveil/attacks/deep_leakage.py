@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from gradveil.attacks.base import ATTACKS, AttackCard, Desk
-from gradveil.attacks.matching import Labels, Recipe, run_recipe
-from gradveil.attacks.optimisers import LBFGS
+from gradveil.attacks.engine.matching import Labels, Recipe, run_recipe
+from gradveil.attacks.engine.optimisers import LBFGS
 from gradveil.records import Knowledge, Observation, Reconstruction
 
 __all__ = ["DLG", "IDLG"]
@@ -100,7 +100,7 @@ class DLG(_Quadratic):
 class IDLG(_Quadratic):
     """Recover the label by the sign of the classifier's bias gradient, then minimise ``sum_l |g_l(x', y) - g_l|^2`` over x'.
 
-    Departs from the paper: as DLG; for batches, labels come from bias counts (see `gradveil.attacks.labels`).
+    Departs from the paper: as DLG; for batches, labels come from bias counts (see `gradveil.attacks.engine.labels`).
 
     Cost: 300 steps. Known weakness: as DLG, and a wrong label cannot be mended.
     """

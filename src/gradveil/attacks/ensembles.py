@@ -16,10 +16,10 @@ from gradveil.attacks.adaptive import STANCES, stances_for
 from gradveil.attacks.base import ATTACKS, Attack, Desk
 from gradveil.attacks.batch_statistics import with_statistics
 from gradveil.attacks.deep_leakage import DLG, IDLG
+from gradveil.attacks.engine.matching import LIKELIHOOD
 from gradveil.attacks.feature_inversion import FeatureInversion
 from gradveil.attacks.inverting_gradients import InvertingGradients
 from gradveil.attacks.linear_layer import LinearLayer
-from gradveil.attacks.matching import LIKELIHOOD
 from gradveil.attacks.peeling import Peeling
 from gradveil.attacks.piste import PisteLike
 from gradveil.errors import UsageError, suggest

@@ -11,12 +11,12 @@ import torch
 from torch import Tensor
 
 from gradveil.attacks.base import ATTACKS, AttackCard, Desk
-from gradveil.attacks.execution import choose_execution
-from gradveil.attacks.labels import classifier_layer, recover_labels
+from gradveil.attacks.engine.execution import choose_execution
+from gradveil.attacks.engine.labels import classifier_layer, recover_labels
+from gradveil.attacks.engine.loop import Problem, optimise
+from gradveil.attacks.engine.optimisers import Adam
+from gradveil.attacks.engine.priors import total_variation
 from gradveil.attacks.linear_layer import features_at, layer_inputs
-from gradveil.attacks.loop import Problem, optimise
-from gradveil.attacks.optimisers import Adam
-from gradveil.attacks.priors import total_variation
 from gradveil.errors import UsageError
 from gradveil.learning.learner import Learner
 from gradveil.records import Knowledge, Observation, Reconstruction

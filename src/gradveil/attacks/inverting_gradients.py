@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from gradveil.attacks.base import ATTACKS, AttackCard, Desk
-from gradveil.attacks.matching import LIKELIHOOD, Labels, Recipe, Start, run_recipe
-from gradveil.attacks.optimisers import Adam, Schedule
+from gradveil.attacks.engine.matching import LIKELIHOOD, Labels, Recipe, Start, run_recipe
+from gradveil.attacks.engine.optimisers import Adam, Schedule
 from gradveil.records import Knowledge, Observation, Reconstruction
 
 __all__ = ["InvertingGradients"]

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from gradveil.attacks.base import ATTACKS, AttackCard, Desk
-from gradveil.attacks.labels import recover_labels
+from gradveil.attacks.engine.labels import recover_labels
 from gradveil.learning.learner import Learner
 from gradveil.records import Knowledge, Observation, Reconstruction
 from gradveil.tensors import Named

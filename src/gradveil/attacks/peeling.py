@@ -12,15 +12,15 @@ from torch import Tensor, nn
 
 from gradveil.adversary import prefixed, with_prefix
 from gradveil.attacks.base import ATTACKS, AttackCard, Desk
-from gradveil.attacks.execution import COARSE_FROM, Execution, choose_execution
-from gradveil.attacks.labels import recover_labels
-from gradveil.attacks.loop import Problem, optimise
-from gradveil.attacks.matrix_convolution import quicker
-from gradveil.attacks.objectives import OBJECTIVES
-from gradveil.attacks.optimisers import Adam
-from gradveil.attacks.priors import total_variation
-from gradveil.attacks.smooth_relu import SHARPNESS, all_children, sharpness_at, smooth_learner, with_sharpness
-from gradveil.attacks.soft_pool import plain_pool, with_soft_pools
+from gradveil.attacks.engine.execution import COARSE_FROM, Execution, choose_execution
+from gradveil.attacks.engine.labels import recover_labels
+from gradveil.attacks.engine.loop import Problem, optimise
+from gradveil.attacks.engine.matrix_convolution import quicker
+from gradveil.attacks.engine.objectives import OBJECTIVES
+from gradveil.attacks.engine.optimisers import Adam
+from gradveil.attacks.engine.priors import total_variation
+from gradveil.attacks.engine.smooth_relu import SHARPNESS, all_children, sharpness_at, smooth_learner, with_sharpness
+from gradveil.attacks.engine.soft_pool import plain_pool, with_soft_pools
 from gradveil.errors import UsageError
 from gradveil.learning.learner import Learner
 from gradveil.records import Comparison, Knowledge, Observation, Reconstruction
@@ -135,7 +135,7 @@ class Peeling:
     g_l are the gradients of the layers behind the first max pool, b the layers up to it. Matching all gradients in the image
     fails there: which entry of a pool is largest jumps with the smallest change of the image, and all gradients before the pool
     with it. Behind it there are fewer jumps, and more gradients than features. Both searches use the
-    stand-ins of `gradveil.attacks.soft_pool`. Every round starts the features from those of the image so far: pictures are
+    stand-ins of `gradveil.attacks.engine.soft_pool`. Every round starts the features from those of the image so far: pictures are
     smoother than features, so this corrects entries that the last round got wrong.
 
     Departs from the paper: there is none; the idea of solving layer by layer is that of R-GAP (Zhu and Blaschko, 2021).

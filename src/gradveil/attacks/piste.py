@@ -19,12 +19,12 @@ from torch.func import functional_call
 from gradveil.adversary import prefixed, with_prefix
 from gradveil.attacks.adaptive import adversary_for
 from gradveil.attacks.base import ATTACKS, AttackCard, Desk
-from gradveil.attacks.execution import choose_execution
-from gradveil.attacks.labels import recover_labels
-from gradveil.attacks.loop import Problem, optimise
-from gradveil.attacks.objectives import OBJECTIVES
-from gradveil.attacks.optimisers import Adam
-from gradveil.attacks.priors import total_variation
+from gradveil.attacks.engine.execution import choose_execution
+from gradveil.attacks.engine.labels import recover_labels
+from gradveil.attacks.engine.loop import Problem, optimise
+from gradveil.attacks.engine.objectives import OBJECTIVES
+from gradveil.attacks.engine.optimisers import Adam
+from gradveil.attacks.engine.priors import total_variation
 from gradveil.errors import UsageError, suggest
 from gradveil.learning.embedding import EmbeddingLearner
 from gradveil.records import Knowledge, Observation, Reconstruction

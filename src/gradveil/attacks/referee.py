@@ -23,10 +23,10 @@ from torch import Tensor
 from torch.func import vmap
 
 from gradveil.adversary import prefixed, with_prefix
-from gradveil.attacks.execution import choose_execution
-from gradveil.attacks.loop import Problem, optimise
-from gradveil.attacks.matrix_convolution import quicker
-from gradveil.attacks.optimisers import Adam
+from gradveil.attacks.engine.execution import choose_execution
+from gradveil.attacks.engine.loop import Problem, optimise
+from gradveil.attacks.engine.matrix_convolution import quicker
+from gradveil.attacks.engine.optimisers import Adam
 from gradveil.records import AdversaryModel, Observation, Reconstruction
 from gradveil.tensors import Named
 

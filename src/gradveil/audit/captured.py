@@ -18,13 +18,14 @@ import torch
 from safetensors import safe_open
 
 from gradveil.attacks import Attack, Desk, Referee, line_up, resolve
-from gradveil.audit.cells import Cell
-from gradveil.audit.describe import describe_cells
-from gradveil.audit.measure import STEP_LIMIT, attack_all
-from gradveil.audit.store import Store, npz_bytes
-from gradveil.audit.subjects import Subject, build_subject, load_cell_data
+from gradveil.audit.cell import STEP_LIMIT, attack_all
+from gradveil.audit.scene import Subject, build_subject, load_cell_data
+from gradveil.audit.threat import threat_of
 from gradveil.errors import BadUpdate, UsageError
+from gradveil.provenance import provenance
 from gradveil.records import ModelSpec, Observation, Payload, Reconstruction, Update
+from gradveil.storage.run_folder import Store, npz_bytes
+from gradveil.study.cell import Cell
 from gradveil.wire import read_payload
 
 __all__ = ["CapturedResult", "audit_captured"]
@@ -94,8 +95,8 @@ def audit_captured(update: Path, cell: Cell, out: Path, *, command: str = "") ->
         store = Store(out)
         with store.lock():
             record, rebuilt = _attack(case)
-            provenance = describe_cells([own], [], command, "")["provenance"]
-            head = {"format": "gradveil-captured-1", "update": update.name, "command": command, "provenance": provenance}
+            came_from = provenance(own.seed, own.device)
+            head = {"format": "gradveil-captured-1", "update": update.name, "command": command, "provenance": came_from}
             record = head | record
             _write_whole(out / "captured.npz", npz_bytes({"reconstruction": rebuilt.cpu().numpy().astype(np.float32)}))
             _write_whole(out / "captured.json", (json.dumps(record, indent=1, allow_nan=False) + "\n").encode())
@@ -153,7 +154,7 @@ def _attack(case: _Case) -> tuple[dict[str, Any], torch.Tensor]:
     chosen = found[0][verdict.chosen]
     record = {
         "cell": cell.as_dict(),
-        "threat": cell.threat().as_dict(),
+        "threat": threat_of(cell).as_dict(),
         "recipe": chosen.recipe,
         "stance": chosen.stance,
         "tries": len(found[0]),
@@ -201,7 +202,7 @@ def _observe(subject: Subject, payload: Payload) -> Observation:
 
 def _null_score(subject: Subject, observation: Observation, referee: Referee) -> float:
     """Return the best score of inputs that have nothing to do with the update: public images with the recovered labels."""
-    from gradveil.attacks.labels import recover_labels
+    from gradveil.attacks.engine.labels import recover_labels
 
     labels = recover_labels(observation)
     nulls = [Reconstruction(r.batch.inputs.to(labels.device), labels, recipe="null") for r in subject.rehearsals[:NULL_TRIES]]

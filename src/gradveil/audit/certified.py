@@ -9,15 +9,15 @@ import torch
 from torch import Tensor
 
 from gradveil.audit.floors import mean_error_of_cell
-from gradveil.audit.subjects import Subject
+from gradveil.audit.scene import Subject
+from gradveil.client.guarantees import Guarantee
+from gradveil.client.releases import RANGE_OF_DATA, privacy_of_updates
 from gradveil.metrics import wilson
 from gradveil.randomness import Seed
 from gradveil.records import Batch
 from gradveil.registry import parse_call
 from gradveil.risk.candidates import candidate_scores, flat, strict_hits, without_noise
 from gradveil.risk.certificates import Certificate, certificate_from
-from gradveil.risk.guarantees import Guarantee
-from gradveil.risk.releases import RANGE_OF_DATA, privacy_of_updates
 
 __all__ = ["certificate_of_cell", "certify", "guarantee_of", "matching_attack"]
 

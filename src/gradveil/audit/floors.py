@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from gradveil.audit.subjects import Subject, build_learner
+from gradveil.audit.scene import Subject, build_learner
 from gradveil.defenses import parts_of
 from gradveil.defenses.base import Defense
 from gradveil.defenses.clipping import Clipping
@@ -25,9 +25,9 @@ from gradveil.learning import Learner
 from gradveil.randomness import Seed
 from gradveil.registry import parse_call
 from gradveil.risk.exposure import defended_release
-from gradveil.risk.jacobians import Jacobian
 from gradveil.risk.mean_error import MeanErrorBound, mean_error_bound, mean_error_from_spectra, smoothed_score
-from gradveil.risk.spectra import DENSE_ENTRIES
+from gradveil.spectra.jacobians import Jacobian
+from gradveil.spectra.spectrum import DENSE_ENTRIES
 
 __all__ = ["SMOOTHING", "Floor", "mean_error_of_cell"]
 

@@ -11,10 +11,10 @@ import torch
 from torch import Tensor
 
 from gradveil.attacks.base import Desk
+from gradveil.attacks.engine.matching import Recipe, run_recipe
 from gradveil.attacks.ensembles import Ensemble
-from gradveil.attacks.matching import Recipe, run_recipe
 from gradveil.attacks.referee import Referee, Verdict, recipe_key
-from gradveil.audit.subjects import Subject
+from gradveil.audit.scene import Subject
 from gradveil.metrics import among_nearest, assign, label_hits, measure, ranks, summarise
 from gradveil.metrics.base import Unavailable
 from gradveil.metrics.identification import IIP

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from gradveil.audit.judge import Scored, originals
-from gradveil.audit.subjects import Subject
+from gradveil.audit.scene import Subject
 from gradveil.errors import GradveilError
 from gradveil.metrics.regions import REGION, SHARE, bounding_boxes, measure_region
 from gradveil.metrics.summary import summarise

@@ -19,8 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy import stats
 
-from gradveil.audit.cells import Cell
-from gradveil.audit.subjects import Subject, build_learner
+from gradveil.audit.scene import Subject, build_learner
 from gradveil.defenses import build_defense
 from gradveil.errors import GradveilError
 from gradveil.learning import Learner
@@ -30,8 +29,9 @@ from gradveil.risk.calibration import read_alpha
 from gradveil.risk.exposure import Assessment, assess
 from gradveil.risk.invloss import MEANING
 from gradveil.risk.invre import BETA
-from gradveil.risk.jacobians import Jacobian
-from gradveil.risk.spectra import Spectrum, choose_mode
+from gradveil.spectra.jacobians import Jacobian
+from gradveil.spectra.spectrum import Spectrum, choose_mode
+from gradveil.study.cell import Cell
 
 __all__ = ["CellRisk", "correlate", "quick_mode", "risk_of_cell"]
 

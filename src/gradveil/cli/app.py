@@ -11,7 +11,6 @@ from gradveil.cli.audit import audit
 from gradveil.cli.check import check
 from gradveil.cli.init import init
 from gradveil.cli.list import list_methods
-from gradveil.cli.pretrain import pretrain
 from gradveil.cli.recommend import recommend
 from gradveil.cli.report import report
 from gradveil.cli.risk import risk
@@ -53,7 +52,6 @@ app.command()(audit)
 app.command()(risk)
 app.command()(train)
 app.command()(init)
-app.command()(pretrain)
 app.command(name="list")(list_methods)
 app.command()(show)
 app.command()(report)

@@ -13,8 +13,8 @@ from gradveil.cli.output import READ_HELP, AsJson, note, out_path, print_json
 from gradveil.errors import Unreliable, UsageError
 
 if TYPE_CHECKING:
-    from gradveil.audit.plan import Plan
-    from gradveil.audit.run import AuditResult
+    from gradveil.run.pool import AuditResult
+    from gradveil.study.plan import Plan
 
 __all__ = ["audit"]
 
@@ -111,14 +111,14 @@ def audit(
 
 
 def _read_plan(file: Path | None, changes: dict[str, Any]) -> Plan:
-    from gradveil.audit.plan import Plan
+    from gradveil.study.plan import Plan
 
     base = Plan.from_toml(file) if file else Plan.default()
     return base.override(**{name: value or None if isinstance(value, list) else value for name, value in changes.items()})
 
 
 def _ask_for_utility(plan: Plan, rounds: int | None) -> Plan:
-    from gradveil.audit.utility_settings import UtilitySettings
+    from gradveil.study.utility import UtilitySettings
 
     if rounds is None:
         return plan
@@ -128,8 +128,8 @@ def _ask_for_utility(plan: Plan, rounds: int | None) -> Plan:
 
 
 def _estimate(plan: Plan, workers: int | None, as_json: bool) -> None:
-    from gradveil.audit.estimate import estimate_plan
     from gradveil.cli.results import print_estimate
+    from gradveil.run.estimate import estimate_plan
 
     found = estimate_plan(plan, workers)
     if as_json:
@@ -144,10 +144,11 @@ def _command() -> str:
 
 
 def _run(plan: Plan, folder: Path, workers: int | None, quiet: bool) -> AuditResult:
-    from gradveil.audit.run import run_audit
     from gradveil.cli.progress import show_progress
+    from gradveil.run.grid import check_inputs
+    from gradveil.run.pool import run_audit
 
-    plan.check_inputs()
+    check_inputs(plan)
     if not quiet:
         _warn_of_few_records(plan)
         note(f"seed {plan.seed} · results go to {folder}")
@@ -156,7 +157,9 @@ def _run(plan: Plan, folder: Path, workers: int | None, quiet: bool) -> AuditRes
 
 
 def _run_captured(plan: Plan, update: Path, folder: Path, as_json: bool) -> None:
-    cells = plan.cells()
+    from gradveil.run.grid import cells_of
+
+    cells = cells_of(plan)
     if not update.is_file():
         raise UsageError(f"there is no file {str(update)!r} to attack")
     if plan.fail_if:
@@ -181,7 +184,7 @@ def _run_captured(plan: Plan, update: Path, folder: Path, as_json: bool) -> None
 
 def _warn_of_few_records(plan: Plan) -> None:
     """Say before the work, not after it, that a limit cannot be passed with so few records."""
-    from gradveil.audit.limits import parse_limit
+    from gradveil.study.limits import parse_limit
 
     for limit in map(parse_limit, plan.fail_if):
         if plan.records < limit.fewest_records():
@@ -190,9 +193,10 @@ def _warn_of_few_records(plan: Plan) -> None:
 
 
 def _finish(plan: Plan, result: AuditResult, private: bool, as_json: bool) -> None:
-    from gradveil.audit.limits import compare, enforce, parse_limit
     from gradveil.cli.results import print_results, results_as_dict
     from gradveil.report import write_report
+    from gradveil.study.limits import parse_limit
+    from gradveil.verdict.limits import compare, enforce
 
     reports = {"report": str(write_report(result.out))}
     if private:

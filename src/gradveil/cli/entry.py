@@ -13,14 +13,14 @@ import signal
 import sys
 import threading
 import traceback
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import click
 
 from gradveil.cli.app import app
 from gradveil.errors import GradveilError
 
-__all__ = ["main"]
+__all__ = ["main", "run_application"]
 
 TRACEBACK = "GRADVEIL_TRACEBACK"
 STOPPED = 130
@@ -34,9 +34,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     Args:
         arguments: Without the program's name; None takes those of the process.
     """
+    return run_application(app, "gradveil", arguments)
+
+
+def run_application(application: Callable[..., object], name: str, arguments: Sequence[str] | None = None) -> int:
+    """Run any typer application as `main` runs ours; scripts beside the package answer in the same way."""
     try:
         with _ended_by_a_signal():
-            code = app(args=arguments, prog_name="gradveil", standalone_mode=False)
+            code = application(args=arguments, prog_name=name, standalone_mode=False)
             sys.stdout.flush()
     except (BrokenPipeError, SystemExit):
         # The reader of our output has gone, as `head` does (typer turns that into an exit with 1, which has a meaning here);

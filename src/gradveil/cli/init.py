@@ -34,7 +34,7 @@ def init(
 
     Example: gradveil init --data photos --model lenet
     """
-    from gradveil.audit.scaffold import write_plan
+    from gradveil.run.starter_plan import write_plan
 
     path, found = write_plan(out, force=force, data=data, labels=labels, scale=scale, read=read, model=model, weights=weights)
     if as_json:

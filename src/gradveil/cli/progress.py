@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from gradveil.cli.output import console, note
 
 if TYPE_CHECKING:
-    from gradveil.audit.run import Progress
+    from gradveil.run.pool import Progress
 
 __all__ = ["Clock", "show_progress"]
 
@@ -56,7 +56,7 @@ def counted(progress: Progress) -> str:
 
 def time_left(seconds: float | None) -> str:
     """Return the time left in words."""
-    from gradveil.report.numbers import duration
+    from gradveil.verdict.numbers import duration
 
     return "time left not known yet" if seconds is None else f"about {duration(seconds)} left"
 

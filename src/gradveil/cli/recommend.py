@@ -37,9 +37,9 @@ def recommend(
 
     Example: gradveil recommend audit-results --max-accuracy-drop 1 --max-time 1.2
     """
-    from gradveil.audit.recommend import Requirements
-    from gradveil.audit.recommend import recommend as choose
-    from gradveil.report.load import load_results
+    from gradveil.study.load import load_results
+    from gradveil.verdict.recommend import Requirements
+    from gradveil.verdict.recommend import recommend as choose
 
     asked = Requirements(
         max_accuracy_drop=max_accuracy_drop,

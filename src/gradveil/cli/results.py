@@ -12,10 +12,10 @@ if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table
 
-    from gradveil.audit.estimate import Estimate, TrainingEstimate
-    from gradveil.report.results import Cell, Results, Share, Summary, Utility
-    from gradveil.report.risks import Risk
-    from gradveil.report.verdict import Setting
+    from gradveil.run.estimate import Estimate, TrainingEstimate
+    from gradveil.study.results import Cell, Results, Share, Summary, Utility
+    from gradveil.study.risks import Risk
+    from gradveil.verdict.status import Setting
 
 __all__ = ["print_estimate", "print_results", "results_as_dict"]
 
@@ -25,9 +25,9 @@ WIDEST = 1000
 
 def print_results(folder: Path) -> None:
     """Print the verdict and a table per setting of a results folder."""
-    from gradveil.report.load import load_results
-    from gradveil.report.verdict import choose_headline
-    from gradveil.report.words import headline_sentence, progress_sentence, sentence, setting_words
+    from gradveil.study.load import load_results
+    from gradveil.verdict.status import choose_headline
+    from gradveil.verdict.words import headline_sentence, progress_sentence, sentence, setting_words
 
     results = load_results(folder)
     headline = choose_headline(results)
@@ -58,8 +58,8 @@ def _table(setting: Setting) -> Table:
     from rich.box import SIMPLE_HEAD
     from rich.table import Table
 
-    from gradveil.report.numbers import db, percent, points
-    from gradveil.report.verdict import bar_of, status_of
+    from gradveil.verdict.numbers import db, percent, points
+    from gradveil.verdict.status import bar_of, status_of
 
     table = Table(box=SIMPLE_HEAD, pad_edge=False)
     table.add_column("defense", overflow="fold", min_width=26, max_width=60)
@@ -97,7 +97,7 @@ def _accuracy(cell: Cell) -> str:
 
 
 def _identified(share: Share) -> str:
-    from gradveil.report.numbers import interval
+    from gradveil.verdict.numbers import interval
 
     return f"{share.count}/{share.n} [{interval(share.low, share.high)}]"
 
@@ -122,9 +122,9 @@ def _print_doubts(results: Results, out: Console) -> None:
 
 def results_as_dict(folder: Path) -> dict[str, Any]:
     """Return what `print_results` prints as plain JSON values."""
-    from gradveil.report.load import load_results
-    from gradveil.report.verdict import choose_headline, status_of
-    from gradveil.report.words import headline_sentence
+    from gradveil.study.load import load_results
+    from gradveil.verdict.status import choose_headline, status_of
+    from gradveil.verdict.words import headline_sentence
 
     results = load_results(folder)
     headline = choose_headline(results)
@@ -174,7 +174,7 @@ def _training_table(trainings: Sequence[TrainingEstimate]) -> Table:
     from rich.box import SIMPLE_HEAD
     from rich.table import Table
 
-    from gradveil.report.numbers import duration
+    from gradveil.verdict.numbers import duration
 
     table = Table(box=SIMPLE_HEAD, pad_edge=False)
     for name in ("data", "model", "trained with", "rounds", "seeds", "about"):
@@ -192,7 +192,7 @@ def print_estimate(estimate: Estimate) -> None:
     from rich.box import SIMPLE_HEAD
     from rich.table import Table
 
-    from gradveil.report.numbers import count, duration, size
+    from gradveil.verdict.numbers import count, duration, size
 
     table = Table(box=SIMPLE_HEAD, pad_edge=False)
     for name in ("data", "model", "state", "batch", "local steps", "defense", "ensemble", "steps", "about"):

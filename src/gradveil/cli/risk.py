@@ -13,9 +13,10 @@ from gradveil.cli.output import READ_HELP, AsJson, console, note, out_path, prin
 from gradveil.errors import UsageError, suggest
 
 if TYPE_CHECKING:
-    from gradveil.audit.limits import Limit, Outcome
     from gradveil.data import Dataset
     from gradveil.risk.exposure import Assessment
+    from gradveil.study.limits import Limit
+    from gradveil.verdict.limits import Outcome
 
 __all__ = ["risk"]
 
@@ -73,8 +74,9 @@ def risk(
     models = model or ["lenet"]
     if weights and len(models) > 1:
         raise UsageError("--weights belong to one model; score models with weights one at a time")
-    from gradveil.audit.limits import enforce, parse_limit
     from gradveil.risk.calibration import read_alpha
+    from gradveil.study.limits import parse_limit
+    from gradveil.verdict.limits import enforce
 
     limits = [parse_limit(text, ("invre",)) for text in fail_if or []]
     centre = read_alpha(alpha)
@@ -129,14 +131,14 @@ def _assess(
     options: dict[str, Any],
     quiet: bool,
 ) -> tuple[Dataset, list[Assessment]]:
-    from gradveil.audit.cells import Cell
-    from gradveil.audit.parties import own_data
-    from gradveil.audit.plan import find_device
-    from gradveil.audit.subjects import build_learner, load_cell_data
-    from gradveil.audit.vertical import fitting_cells
+    from gradveil.audit.party import own_data
+    from gradveil.audit.scene import build_learner, load_cell_data
     from gradveil.defenses import build_defense
     from gradveil.randomness import Seed
     from gradveil.risk.exposure import assess
+    from gradveil.run.vertical_grid import fitting_cells
+    from gradveil.study.cell import Cell
+    from gradveil.tensors import find_device
 
     cell = Cell(**{**base, "device": find_device(base["device"])})
     dataset = load_cell_data(cell)
@@ -161,7 +163,7 @@ def _assess(
 
 def _outcome(limits: Sequence[Limit], found: Sequence[Assessment]) -> Outcome:
     """Compare model by model, so that the undefended baseline of each stands beside its own defenses."""
-    from gradveil.audit.limits import Outcome, compare
+    from gradveil.verdict.limits import Outcome, compare
 
     groups = [[_as_cell(each) for each in found if each.model == name] for name in dict.fromkeys(each.model for each in found)]
     parts = [compare(limits, group) for group in groups]

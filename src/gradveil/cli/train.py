@@ -14,7 +14,8 @@ from gradveil.cli.output import READ_HELP, AsJson, note, out_path, print_json
 from gradveil.errors import Unreliable, UsageError, suggest
 
 if TYPE_CHECKING:
-    from gradveil.federation.engine import FederationSettings, TrainingResult
+    from gradveil.study.federation import FederationSettings
+    from gradveil.study.training_result import TrainingResult
 
 __all__ = ["train"]
 
@@ -116,8 +117,8 @@ def train(
 def _settings(asked: dict[str, Any], device: str) -> FederationSettings:
     if device not in DEVICES:
         raise UsageError(f"device is {device!r}{suggest(device, DEVICES)}")
-    from gradveil.audit.plan import find_device
-    from gradveil.federation.engine import FederationSettings
+    from gradveil.study.federation import FederationSettings
+    from gradveil.tensors import find_device
 
     if "clients" in asked:
         # Who asks for five clients and says no more wants all five in every round.
@@ -142,7 +143,7 @@ def _run(settings: FederationSettings, out: Path, quiet: bool, options: dict[str
 def _sentence(result: TrainingResult) -> str:
     """Return the outcome in one line."""
     from gradveil.cli.training_progress import SCORES, accurate
-    from gradveil.report.numbers import count, size, times
+    from gradveil.verdict.numbers import count, size, times
 
     rounds = len(result.rounds)
     parts = [

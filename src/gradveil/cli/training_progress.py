@@ -11,7 +11,7 @@ from gradveil.cli.output import console, note
 from gradveil.cli.progress import Clock, time_left
 
 if TYPE_CHECKING:
-    from gradveil.federation.history import RoundRecord
+    from gradveil.study.training_result import RoundRecord
 
 __all__ = ["accurate", "show_rounds", "words"]
 

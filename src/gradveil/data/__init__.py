@@ -12,14 +12,14 @@ from __future__ import annotations
 
 from gradveil.data.base import DATASETS, DataCard, Dataset, validate
 from gradveil.data.digits import load_digits
+from gradveil.data.divisions import DIVISIONS, Columns, Division, LeftRight, TopBottom, Whole, part_of
 from gradveil.data.files import load_data
 from gradveil.data.masks import foreground
 from gradveil.data.partitions import IID, PARTITIONS, ByOwner, ClassBalance, Dirichlet, Partition, Sizes
 from gradveil.data.photos import load_photos
 from gradveil.data.public import public_images
-from gradveil.data.reading import load_source, read_options, read_text
+from gradveil.data.reading import load_source
 from gradveil.data.segments import load_segments
-from gradveil.data.vertical import DIVISIONS, Columns, Division, LeftRight, TopBottom, Whole, part_of
 
 __all__ = [
     "DATASETS",
@@ -46,7 +46,5 @@ __all__ = [
     "load_source",
     "part_of",
     "public_images",
-    "read_options",
-    "read_text",
     "validate",
 ]

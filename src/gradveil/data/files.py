@@ -25,8 +25,9 @@ from gradveil.data.image_folder import list_folder, read_images
 from gradveil.data.label_files import Table, read_labels, read_npy
 from gradveil.data.layout import to_inputs, to_targets
 from gradveil.data.masks import to_masks
-from gradveil.data.npz import SPLITS, read_npz
+from gradveil.data.npz import read_npz
 from gradveil.errors import UsageError, suggest
+from gradveil.study.reading import SPLITS
 
 __all__ = ["load_data"]
 

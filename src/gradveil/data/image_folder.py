@@ -18,8 +18,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gradveil.data.label_files import read_table
-from gradveil.data.npz import SPLITS
 from gradveil.errors import UsageError
+from gradveil.study.reading import SPLITS
 
 __all__ = ["Listing", "list_folder", "read_images"]
 

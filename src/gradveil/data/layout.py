@@ -14,10 +14,10 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from gradveil.errors import UsageError, suggest
+from gradveil.study.reading import LAYOUTS
 
-__all__ = ["LAYOUTS", "SCALES", "to_inputs", "to_targets"]
+__all__ = ["SCALES", "to_inputs", "to_targets"]
 
-LAYOUTS = ("auto", "nhwc", "nchw", "nhw", "nct", "nf")
 """n records, h height, w width, c channels, t time, f features."""
 
 SCALES = ("auto", "minmax", "none")

@@ -23,10 +23,10 @@ from numpy.typing import NDArray
 
 from gradveil.data.label_files import OWNER_NAMES
 from gradveil.errors import UsageError, suggest
+from gradveil.study.reading import SPLITS
 
-__all__ = ["SPLITS", "Archive", "read_npz"]
+__all__ = ["Archive", "read_npz"]
 
-SPLITS = ("train", "val", "test")
 INPUT_NAMES = ("x", "inputs", "images", "data")
 TARGET_NAMES = ("y", "targets", "labels", "label", "masks", "mask")
 CLASS_NAMES = ("class_names", "label_names")

@@ -18,10 +18,10 @@ from torch import Tensor, nn
 from gradveil.adversary import OpenAdversary
 from gradveil.learning.learner import Learner
 from gradveil.learning.losses import Loss
-from gradveil.learning.settings import TrainingSettings
 from gradveil.randomness import Seed
 from gradveil.records import Batch, ModelSpec, Payload, Update
 from gradveil.registry import Card, Registry
+from gradveil.study.local_training import TrainingSettings
 from gradveil.tensors import Named
 from gradveil.wire.dense import DENSE, decode_dense, encode_dense
 

@@ -16,9 +16,9 @@ from gradveil.defenses.base import DEFENSES, AdaptedModel, ClientView, Defense, 
 from gradveil.errors import DefenseOrder, UsageError
 from gradveil.learning.learner import GradientHook, Learner
 from gradveil.learning.losses import Loss
-from gradveil.learning.settings import TrainingSettings
 from gradveil.records import Batch, Comparison, ModelSpec, Observation, Payload, Reconstruction, Update
 from gradveil.registry import spell, split_chain
+from gradveil.study.local_training import TrainingSettings
 from gradveil.tensors import Named
 
 __all__ = ["Chain", "ChainAdversary", "build_defense", "chain", "granularity_of", "parts_of", "spell_defense"]

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from gradveil.adversary import OpenAdversary
 from gradveil.defenses.base import DEFENSES, ClientView, Defense, DefenseCard, State
-from gradveil.defenses.settings import check_choice, check_number
+from gradveil.defenses.parts.checks import check_choice, check_number
 from gradveil.errors import UsageError
 from gradveil.learning.learner import Learner
 from gradveil.records import Update

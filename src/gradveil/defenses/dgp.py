@@ -10,8 +10,8 @@ from torch import Tensor
 
 from gradveil.adversary import MASK, OBSERVED, OpenAdversary, prefixed
 from gradveil.defenses.base import DEFENSES, ClientView, DefenseCard, State
-from gradveil.defenses.settings import check_number
-from gradveil.defenses.sparse_update import SparseUpdateDefense, ZeroedEntriesAdversary
+from gradveil.defenses.parts.checks import check_number
+from gradveil.defenses.parts.sparse_update import SparseUpdateDefense, ZeroedEntriesAdversary
 from gradveil.errors import UsageError
 from gradveil.learning.learner import GradientHook, Learner
 from gradveil.records import Observation, Update

@@ -14,8 +14,8 @@ from gradveil.adversary import OpenAdversary
 from gradveil.defenses.base import DEFENSES, ClientView, Defense, DefenseCard, State
 from gradveil.defenses.clipping import SCOPES, Scope
 from gradveil.defenses.example_clipping import ClippedExamplesAdversary, clip_each
-from gradveil.defenses.settings import check_choice, check_number
-from gradveil.defenses.step_noise import accumulated_noise, step_sizes
+from gradveil.defenses.parts.checks import check_choice, check_number
+from gradveil.defenses.parts.step_noise import accumulated_noise, step_sizes
 from gradveil.errors import UsageError
 from gradveil.learning.learner import GradientHook, Learner
 from gradveil.records import Observation

@@ -11,7 +11,7 @@ from torch.func import vmap
 from gradveil.adversary import OpenAdversary
 from gradveil.defenses.base import DEFENSES, ClientView, Defense, DefenseCard, State
 from gradveil.defenses.clipping import SCOPES, Scope, clip
-from gradveil.defenses.settings import check_choice, check_number
+from gradveil.defenses.parts.checks import check_choice, check_number
 from gradveil.learning.learner import GradientHook, Learner
 from gradveil.tensors import Named
 

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from gradveil.adversary import OpenAdversary
 from gradveil.defenses.base import DEFENSES, ClientView, Defense, DefenseCard, State
-from gradveil.defenses.settings import check_number
+from gradveil.defenses.parts.checks import check_number
 from gradveil.records import Observation, Update
 from gradveil.tensors import check_finite
 

@@ -11,7 +11,7 @@ from torch import Tensor
 from gradveil.adversary import OpenAdversary
 from gradveil.defenses.base import DEFENSES, ClientView, Defense, DefenseCard, State
 from gradveil.defenses.gaussian_noise import NoisyUpdateAdversary
-from gradveil.defenses.settings import check_number
+from gradveil.defenses.parts.checks import check_number
 from gradveil.records import Update
 from gradveil.tensors import check_finite
 

@@ -8,10 +8,10 @@ import torch
 
 from gradveil.adversary import OpenAdversary
 from gradveil.defenses.base import DEFENSES, ClientView, Defense, DefenseCard, State
-from gradveil.defenses.settings import check_number
+from gradveil.defenses.parts.checks import check_number
 from gradveil.learning.learner import Learner
-from gradveil.learning.settings import TrainingSettings
 from gradveil.records import Observation, Update
+from gradveil.study.local_training import TrainingSettings
 from gradveil.tensors import Named, check_finite, scale
 
 __all__ = ["HiddenRateAdversary", "LearningRatePerturbation"]

@@ -11,8 +11,8 @@ from torch import Tensor
 
 from gradveil.adversary import OBSERVED, OpenAdversary, with_prefix
 from gradveil.defenses.base import DEFENSES, ClientView, Defense, DefenseCard, State
+from gradveil.defenses.parts.checks import check_choice, check_whole
 from gradveil.defenses.quantisation import LEAST_BITS, MOST_BITS, RoundedAdversary, quantise
-from gradveil.defenses.settings import check_choice, check_whole
 from gradveil.errors import UsageError
 from gradveil.records import Comparison, ModelSpec, Observation, Payload, Role, Update
 from gradveil.tensors import Named, check_finite

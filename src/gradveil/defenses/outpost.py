@@ -10,8 +10,8 @@ from torch import Tensor
 
 from gradveil.adversary import MASK, OBSERVED, OpenAdversary, prefixed, with_prefix
 from gradveil.defenses.base import DEFENSES, ClientView, Defense, DefenseCard, State
+from gradveil.defenses.parts.checks import check_number
 from gradveil.defenses.pruning import prune
-from gradveil.defenses.settings import check_number
 from gradveil.learning.learner import Learner
 from gradveil.records import Comparison, Observation
 from gradveil.tensors import Named, check_finite

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from gradveil.adversary import OpenAdversary
 from gradveil.defenses.base import DEFENSES, AdaptedModel, Defense, DefenseCard
-from gradveil.defenses.settings import check_number, check_whole
+from gradveil.defenses.parts.checks import check_number, check_whole
 from gradveil.errors import UsageError
 from gradveil.learning.learner import Learner
 from gradveil.learning.losses import Loss

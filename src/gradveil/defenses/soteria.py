@@ -12,7 +12,7 @@ from torch.func import vjp, vmap
 
 from gradveil.adversary import MASK, OBSERVED, OpenAdversary, prefixed, with_prefix
 from gradveil.defenses.base import DEFENSES, ClientView, Defense, DefenseCard, State
-from gradveil.defenses.settings import check_number
+from gradveil.defenses.parts.checks import check_number
 from gradveil.errors import UsageError
 from gradveil.learning.learner import Learner
 from gradveil.records import Comparison, Observation

@@ -9,8 +9,8 @@ import torch
 
 from gradveil.adversary import OpenAdversary
 from gradveil.defenses.base import DEFENSES, ClientView, DefenseCard, State
-from gradveil.defenses.settings import check_number
-from gradveil.defenses.sparse_update import SparseUpdateDefense, ZeroedEntriesAdversary
+from gradveil.defenses.parts.checks import check_number
+from gradveil.defenses.parts.sparse_update import SparseUpdateDefense, ZeroedEntriesAdversary
 from gradveil.errors import UsageError
 from gradveil.records import Update
 from gradveil.tensors import Named, check_finite, flatten, map_tensors

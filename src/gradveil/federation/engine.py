@@ -21,24 +21,24 @@ from typing import Any
 import torch
 
 from gradveil import __version__, tensors
+from gradveil.client.local_training import LocalTraining, StepRecorder
+from gradveil.client.releases import RANGE_OF_DATA, privacy_of_training
+from gradveil.client.update import ClientResult, run_client
 from gradveil.data import Dataset
 from gradveil.defenses.base import MEASURED
 from gradveil.errors import BadUpdate, UsageError
-from gradveil.federation.client import ClientResult, run_client
-from gradveil.federation.folder import Checkpoint, TrainingFolder
-from gradveil.federation.history import Latency, RoundRecord, TrainingResult, summary_of
 from gradveil.federation.identity import identity_of, same_threads
 from gradveil.federation.latency import measure_latency
-from gradveil.federation.local_training import LocalTraining, StepRecorder
 from gradveil.federation.scaffold import Scaffold
 from gradveil.federation.server import Server, receive
-from gradveil.federation.settings import FederationSettings
 from gradveil.federation.setup import Federation, Scores, build_federation
-from gradveil.risk.releases import RANGE_OF_DATA, privacy_of_training
+from gradveil.storage.training_folder import Checkpoint, TrainingFolder
+from gradveil.study.federation import FederationSettings
+from gradveil.study.training_result import Latency, RoundRecord, TrainingResult, summary_of
 from gradveil.tensors import Named
 from gradveil.wire import tensor_bytes
 
-__all__ = ["FederationSettings", "RoundRecord", "TrainingResult", "train"]
+__all__ = ["train"]
 
 SILENT = "sent nothing"
 
@@ -311,6 +311,6 @@ def _counters(states: list[Named]) -> dict[str, float]:
 
 
 def _provenance(settings: FederationSettings) -> Mapping[str, Any]:
-    from gradveil.audit import describe
+    from gradveil import provenance
 
-    return {**describe.provenance(settings.seed, settings.device), "threads": torch.get_num_threads()}
+    return {**provenance.provenance(settings.seed, settings.device), "threads": torch.get_num_threads()}

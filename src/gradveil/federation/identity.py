@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from gradveil.data import Dataset
-from gradveil.federation.settings import FederationSettings
+from gradveil.study.federation import FederationSettings
 
 __all__ = ["identity_of", "same_threads"]
 
@@ -25,7 +25,7 @@ def identity_of(settings: FederationSettings, train: Dataset, test: Dataset, **m
         test: The test records.
         more: What else decides, by name.
     """
-    from gradveil.audit.describe import code_version, own_files_digest
+    from gradveil.provenance import code_version, own_files_digest
 
     weights = hashlib.sha256(Path(settings.weights).expanduser().read_bytes()).hexdigest() if settings.weights else ""
     return {

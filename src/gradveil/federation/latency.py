@@ -6,11 +6,11 @@ import time
 
 import torch
 
+from gradveil.client.local_training import LocalTraining
+from gradveil.client.update import run_client
 from gradveil.defenses import Defense
-from gradveil.federation.client import run_client
-from gradveil.federation.history import Latency
-from gradveil.federation.local_training import LocalTraining
 from gradveil.federation.setup import Federation, build_federation
+from gradveil.study.training_result import Latency
 from gradveil.tensors import Named
 
 __all__ = ["measure_latency"]

@@ -27,8 +27,8 @@ from dataclasses import dataclass, field
 import torch
 
 from gradveil.errors import UsageError
-from gradveil.learning.settings import TrainingSettings
 from gradveil.records import Update
+from gradveil.study.local_training import TrainingSettings
 from gradveil.tensors import Named, add, scale, sub
 
 __all__ = ["Scaffold", "zeros_like"]

@@ -21,8 +21,8 @@ from gradveil.defenses.base import Defense
 from gradveil.errors import BadUpdate
 from gradveil.federation.aggregation import LayerWeights, aggregate, subtract
 from gradveil.federation.scaffold import zeros_like
-from gradveil.federation.settings import FederationSettings
 from gradveil.records import ModelSpec, Payload, Role, Update
+from gradveil.study.federation import FederationSettings
 from gradveil.tensors import Named, check_finite
 
 __all__ = ["Reception", "Server", "Step", "receive"]

@@ -11,18 +11,19 @@ import torch
 from torch import Tensor, nn
 
 from gradveil import tensors
-from gradveil.data import PARTITIONS, Dataset, load_source, public_images, read_options
+from gradveil.client.local_training import tracked_buffers
+from gradveil.data import PARTITIONS, Dataset, load_source, public_images
 from gradveil.defenses import Defense, build_defense
 from gradveil.errors import UsageError
-from gradveil.federation.local_training import tracked_buffers
-from gradveil.federation.settings import FederationSettings
 from gradveil.learning import Learner, Loss, loss_by_name
-from gradveil.metrics.task import dice, f1_score
+from gradveil.learning.task import dice, f1_score
 from gradveil.models import build_model
 from gradveil.models.batch_norm import batch_norm_layers
 from gradveil.models.shared_layers import separate_layers
 from gradveil.randomness import Seed
 from gradveil.records import Batch, ModelSpec
+from gradveil.study.federation import FederationSettings
+from gradveil.study.reading import read_options
 from gradveil.tensors import Named
 
 __all__ = ["Federation", "Scores", "build_federation", "load_both"]

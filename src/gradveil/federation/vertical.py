@@ -19,27 +19,20 @@ import torch
 from torch import Tensor
 from torch.func import functional_call, grad_and_value, vjp
 
+from gradveil.client.embedding import PartyResult, check_vertical, read_embedding, run_party
 from gradveil.data.base import Dataset
-from gradveil.data.vertical import Division
+from gradveil.data.divisions import Division
 from gradveil.defenses.base import Defense, State
 from gradveil.defenses.none import NoDefense
 from gradveil.errors import ReplaceLayer, UsageError
-from gradveil.federation.parties import (
-    JoinedModel,
-    PartyResult,
-    check_vertical,
-    join_embeddings,
-    read_embedding,
-    run_party,
-    share_of,
-)
+from gradveil.federation.parties import JoinedModel, join_embeddings, share_of
 from gradveil.learning.embedding import EMBEDDING, EmbeddingLearner
 from gradveil.learning.learner import Learner, optimizer_memory, optimizer_step
 from gradveil.learning.losses import Loss
-from gradveil.learning.settings import TrainingSettings
 from gradveil.models.batch_norm import batch_norm_layers
 from gradveil.randomness import Seed
 from gradveil.records import Batch
+from gradveil.study.local_training import TrainingSettings
 from gradveil.tensors import Named
 from gradveil.wire import tensor_bytes
 

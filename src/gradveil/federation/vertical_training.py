@@ -22,20 +22,22 @@ import torch
 import torch.nn.functional as F
 
 from gradveil import tensors
+from gradveil.client.guarantees import Guarantee
 from gradveil.data import DIVISIONS, Dataset, public_images
-from gradveil.data.vertical import Division
-from gradveil.defenses import NoDefense, build_defense
+from gradveil.data.divisions import Division
+from gradveil.defenses import build_defense
+from gradveil.defenses.none import NoDefense
 from gradveil.errors import BadUpdate, UsageError
-from gradveil.federation.folder import Checkpoint, TrainingFolder
-from gradveil.federation.history import Latency, RoundRecord, TrainingResult
 from gradveil.federation.identity import identity_of, same_threads
 from gradveil.federation.parties import build_parties
-from gradveil.federation.settings import FederationSettings
 from gradveil.federation.setup import PUBLIC, load_both
 from gradveil.federation.vertical import VerticalFederation, VerticalState
-from gradveil.learning import TrainingSettings, loss_by_name
+from gradveil.learning import loss_by_name
 from gradveil.randomness import Seed
-from gradveil.risk.guarantees import Guarantee
+from gradveil.storage.training_folder import Checkpoint, TrainingFolder
+from gradveil.study.federation import FederationSettings
+from gradveil.study.local_training import TrainingSettings
+from gradveil.study.training_result import Latency, RoundRecord, TrainingResult
 from gradveil.tensors import Named
 
 __all__ = ["VerticalTraining", "build_vertical", "measure_party", "train_vertical"]
@@ -126,7 +128,7 @@ def build_vertical(
     Args:
         settings: As of a horizontal training.
         cut: As in `gradveil.models.split_model`.
-        parts: Spelling of a division; see `gradveil.data.vertical`.
+        parts: Spelling of a division; see `gradveil.data.divisions`.
         data: Training and test records, where they are loaded.
 
     Raises:

@@ -3,6 +3,5 @@
 from gradveil.learning.embedding import EmbeddingLearner
 from gradveil.learning.learner import GradientHook, Learner
 from gradveil.learning.losses import LOSSES, Loss, loss_by_name
-from gradveil.learning.settings import TrainingSettings
 
-__all__ = ["LOSSES", "EmbeddingLearner", "GradientHook", "Learner", "Loss", "TrainingSettings", "loss_by_name"]
+__all__ = ["LOSSES", "EmbeddingLearner", "GradientHook", "Learner", "Loss", "loss_by_name"]

@@ -18,7 +18,7 @@ from gradveil import tensors
 from gradveil.errors import UsageError
 from gradveil.learning.learner import GradientHook, Learner
 from gradveil.learning.losses import Loss
-from gradveil.learning.settings import TrainingSettings
+from gradveil.study.local_training import TrainingSettings
 from gradveil.tensors import Named
 
 __all__ = ["EMBEDDING", "EMBEDDING_GRADIENT", "EmbeddingLearner"]
@@ -39,7 +39,7 @@ class EmbeddingLearner(Learner):
     * ``update(inputs, targets)``: ``{"embedding": embed(inputs)}``. Where `top` is set, also ``"embedding_gradient"``, the
       gradient of the training loss with respect to the embedding: what goes back to the party in training. No gradient of
       weights leaves the party, so a gradient hook has nothing to act on and is not called.
-    * d(embedding)/d(input): `gradveil.risk.jacobians.gradient_jacobian` takes this learner like any other.
+    * d(embedding)/d(input): `gradveil.spectra.jacobians.gradient_jacobian` takes this learner like any other.
 
     Attributes:
         top: The label owner's model on the embedding, with its loss; set only where gradients are seen.

@@ -19,10 +19,10 @@ from torch.func import functional_call, grad, vmap
 
 from gradveil import tensors
 from gradveil.learning.losses import Loss
-from gradveil.learning.settings import TrainingSettings
 from gradveil.learning.statistics import batch_statistics, blend, running_statistics
 from gradveil.models.batch_norm import set_batch_norm_mode
 from gradveil.models.shared_layers import separate_layers
+from gradveil.study.local_training import TrainingSettings
 from gradveil.tensors import Named
 
 __all__ = ["GradientHook", "Learner", "optimizer_memory", "optimizer_step"]

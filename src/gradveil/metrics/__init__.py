@@ -4,7 +4,6 @@
     noise_fraction · relative_leakage   the same, judging the reconstruction alone, and beside a prior image
     regions                        all of these inside a target region
     identification · labels        is the original among the nearest of many candidates; were the labels recovered
-    task                           how good the model is: F1 and Dice
     matching                       which reconstruction belongs to which record of a batch
     summary                        medians, intervals and shares, in the form the results folder holds
 
@@ -25,7 +24,6 @@ from gradveil.metrics.regions import bounding_boxes, measure_region
 from gradveil.metrics.relative_leakage import relative_leakage, relative_leakage_nvflare
 from gradveil.metrics.ssim import structural_similarity
 from gradveil.metrics.summary import bootstrap_median, median, summarise, wilson
-from gradveil.metrics.task import dice, f1_score
 from gradveil.significance import SignedRank, daggers, signed_rank
 
 __all__ = [
@@ -41,8 +39,6 @@ __all__ = [
     "bootstrap_median",
     "bounding_boxes",
     "daggers",
-    "dice",
-    "f1_score",
     "identified",
     "label_hits",
     "lpips_alex",

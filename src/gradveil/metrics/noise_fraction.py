@@ -60,7 +60,7 @@ def predicted_noise_by(network: nn.Module, images: Tensor) -> Tensor:
 
 def _network() -> nn.Module:
     try:
-        from gradveil.generators.store import load_network
+        from gradveil.networks.store import load_network
 
         network: nn.Module = load_network(NETWORK)
     except ImportError as error:

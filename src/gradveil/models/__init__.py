@@ -8,8 +8,6 @@
 
 from __future__ import annotations
 
-# The families are exported as modules: they register on import, and a function of a module's name would hide the module.
-from gradveil.models import convnet, lenet, mlp, resnet, unet
 from gradveil.models.base import MODELS, Factory, ModelCard, build_model, parameter_count, probe
 from gradveil.models.batch_norm import BATCH_NORM_MODES, batch_norm_layers, batch_norm_mode, set_batch_norm_mode
 from gradveil.models.layers import Normalize
@@ -25,15 +23,10 @@ __all__ = [
     "batch_norm_layers",
     "batch_norm_mode",
     "build_model",
-    "convnet",
     "cuts_of",
-    "lenet",
     "load_weights",
-    "mlp",
     "parameter_count",
     "probe",
-    "resnet",
     "set_batch_norm_mode",
     "split_model",
-    "unet",
 ]

@@ -11,10 +11,10 @@ from dataclasses import dataclass
 
 from markupsafe import Markup
 
-from gradveil.report.numbers import interval, percent
-from gradveil.report.results import Cell, Share, Summary
 from gradveil.report.svg import Scale, clip_lines, drawing, nice_ticks, tag
-from gradveil.report.verdict import bar_of
+from gradveil.study.results import Cell, Share, Summary
+from gradveil.verdict.numbers import interval, percent
+from gradveil.verdict.status import bar_of
 
 __all__ = ["Axis", "frontier_chart", "identified_chart", "ladder_lines", "number_marks", "on_frontier", "strip"]
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from gradveil.report.results import Cell
-from gradveil.report.verdict import Setting
 from gradveil.significance import LEVEL, daggers
+from gradveil.study.results import Cell
+from gradveil.verdict.status import Setting
 
 __all__ = ["METRICS", "Daggers", "setting_daggers"]
 

@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 from PIL import Image
 
-from gradveil.report.results import Cell, Record
+from gradveil.study.results import Cell, Record
 
 __all__ = [
     "Gallery",

@@ -18,14 +18,15 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined, Template
 from markupsafe import Markup
 
 from gradveil.errors import UsageError
-from gradveil.report import numbers, pictures, tables, verdict, words
+from gradveil.report import pictures, tables
 from gradveil.report.charts import Axis, frontier_chart, identified_chart, on_frontier, strip
 from gradveil.report.daggers import setting_daggers
-from gradveil.report.load import load_results
-from gradveil.report.results import Cell, Results
 from gradveil.report.risk_views import risk_section, told_coefficient
 from gradveil.report.training import Training, is_training, load_training
 from gradveil.report.utility_charts import curve_panels, decision_chart, training_chart
+from gradveil.study.load import load_results
+from gradveil.study.results import Cell, Results
+from gradveil.verdict import numbers, status, words
 
 __all__ = ["page_assets", "page_template", "render_report", "render_training", "write_report", "write_whole_page"]
 
@@ -132,12 +133,12 @@ def _environment() -> Environment:
     made.filters["error"] = lambda value: numbers.MISSING if value is None else f"{value:.2g}"
     made.filters["sentence"] = words.sentence
     made.filters["spaced"] = lambda text: str(text).replace("_", " ")
-    made.globals.update(count=numbers.count, status_of=verdict.status_of, bar_of=verdict.bar_of, judgement=words.judgement)
+    made.globals.update(count=numbers.count, status_of=status.status_of, bar_of=status.bar_of, judgement=words.judgement)
     return made
 
 
 def _context(results: Results, private: bool) -> dict[str, Any]:
-    headline = verdict.choose_headline(results)
+    headline = status.choose_headline(results)
     show_pictures = private or results.run.builtin_data
     style, script = _asset("report.css"), _asset("report.js")
     return {
@@ -167,7 +168,7 @@ def _policy(style: str, script: str, show_pictures: bool) -> str:
     return f"default-src 'none'; img-src {shown}; {inline}; base-uri 'none'; form-action 'none'"
 
 
-def _first_screen(headline: verdict.Headline, results: Results, show_pictures: bool) -> dict[str, Any]:
+def _first_screen(headline: status.Headline, results: Results, show_pictures: bool) -> dict[str, Any]:
     shown = [cell for cell in (headline.undefended, headline.best) if cell is not None]
     lead = headline.undefended or headline.setting.cells[0]
     return {
@@ -184,7 +185,7 @@ def _first_screen(headline: verdict.Headline, results: Results, show_pictures: b
     }
 
 
-def _details(headline: verdict.Headline, results: Results, private: bool, show_pictures: bool) -> dict[str, Any]:
+def _details(headline: status.Headline, results: Results, private: bool, show_pictures: bool) -> dict[str, Any]:
     leading = headline.setting
     judged = [cell for cell in leading.cells if not cell.failures]
     ids = _ids(leading.cells) if private else {}
@@ -209,7 +210,7 @@ def _details(headline: verdict.Headline, results: Results, private: bool, show_p
     }
 
 
-def _setting(setting: verdict.Setting, varying: Sequence[str], index: int) -> dict[str, Any]:
+def _setting(setting: status.Setting, varying: Sequence[str], index: int) -> dict[str, Any]:
     ident = f"identified-{index}"
     return {
         "cells": setting.cells,

@@ -10,9 +10,9 @@ from typing import Any
 from markupsafe import Markup
 
 from gradveil.report.pictures import CAP_DB, Picture, data_uri, read_pictures
-from gradveil.report.results import Cell
-from gradveil.report.risks import Coefficient, Risk, RiskRecord
 from gradveil.report.svg import Scale, drawing, nice_ticks, tag
+from gradveil.study.results import Cell
+from gradveil.study.risks import Coefficient, Risk, RiskRecord
 
 __all__ = ["Exposed", "exposed", "risk_section", "scatter", "told_coefficient"]
 

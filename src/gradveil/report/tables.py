@@ -6,10 +6,10 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from gradveil.report.numbers import interval, percent
-from gradveil.report.results import Cell, Guarantee, Record
-from gradveil.report.verdict import NOT_A_SETTING, Headline, Setting
-from gradveil.report.words import setting_words
+from gradveil.study.results import Cell, Guarantee, Record
+from gradveil.verdict.numbers import interval, percent
+from gradveil.verdict.status import NOT_A_SETTING, Headline, Setting
+from gradveil.verdict.words import setting_words
 
 __all__ = [
     "Certificates",

@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import Any
 
 from gradveil.errors import UsageError
-from gradveil.report.fields import Fields, Malformed, read_json
-from gradveil.report.load import check_format, without_folders
-from gradveil.report.load_utility import read_curve, read_guarantee
-from gradveil.report.results import Curve, Guarantee
+from gradveil.study.fields import Fields, Malformed, read_json
+from gradveil.study.load import check_format, without_folders
+from gradveil.study.load_utility import read_curve, read_guarantee
+from gradveil.study.results import Curve, Guarantee
 
 __all__ = ["Round", "Training", "is_training", "load_training"]
 

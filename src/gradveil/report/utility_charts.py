@@ -14,10 +14,10 @@ from dataclasses import dataclass
 from markupsafe import Markup
 
 from gradveil.report.charts import ladder_lines, number_marks
-from gradveil.report.numbers import percent
-from gradveil.report.results import Cell, Curve
 from gradveil.report.svg import Scale, drawing, nice_ticks, tag
-from gradveil.report.verdict import bar_of
+from gradveil.study.results import Cell, Curve
+from gradveil.verdict.numbers import percent
+from gradveil.verdict.status import bar_of
 
 __all__ = ["Panel", "curve_panels", "decision_chart", "training_chart"]
 

@@ -9,12 +9,12 @@ from typing import Any
 
 from torch import Tensor
 
+from gradveil.client.guarantees import Guarantee, Unit, privacy_of
 from gradveil.defenses.base import Defense
 from gradveil.errors import UsageError
+from gradveil.proofs.bounds import CONFIDENCE, SAMPLES, advantage_bound, mixed_bound, sampled_advantage, sampled_bound
 from gradveil.randomness import Seed
-from gradveil.risk.bounds import CONFIDENCE, SAMPLES, advantage_bound, mixed_bound, sampled_advantage, sampled_bound
 from gradveil.risk.candidates import Prior, closeness_prior, identification_prior
-from gradveil.risk.guarantees import Guarantee, Unit, privacy_of
 
 __all__ = ["Certificate", "certificate_from", "certificate_of"]
 

@@ -13,26 +13,22 @@ import torch
 from torch import Tensor
 
 from gradveil import tensors
-from gradveil.defenses import (
-    DataNoise,
-    Defense,
-    EmbeddingNoise,
-    GaussianNoise,
-    InvLDNP,
-    InvLENP,
-    InvLGNP,
-    parts_of,
-    spell_defense,
-)
-from gradveil.defenses.singular_noise import noisy_ranks
-from gradveil.federation.parties import send
+from gradveil.client.send import send
+from gradveil.defenses import Defense, parts_of, spell_defense
+from gradveil.defenses.data_noise import DataNoise
+from gradveil.defenses.embedding_noise import EmbeddingNoise
+from gradveil.defenses.gaussian_noise import GaussianNoise
+from gradveil.defenses.invl.dnp import InvLDNP
+from gradveil.defenses.invl.enp import InvLENP
+from gradveil.defenses.invl.gnp import InvLGNP
+from gradveil.defenses.invl.singular_noise import noisy_ranks
 from gradveil.learning import Learner
 from gradveil.learning.embedding import EmbeddingLearner
 from gradveil.randomness import Seed
 from gradveil.records import Batch, Observation, ThreatModel
 from gradveil.risk.invloss import RankVariances
-from gradveil.risk.jacobians import Jacobian, Law, Own, check_records_are_separate, gradient_law
-from gradveil.risk.spectra import Spectrum
+from gradveil.spectra.jacobians import Jacobian, Law, Own, check_records_are_separate, gradient_law
+from gradveil.spectra.spectrum import Spectrum
 from gradveil.tensors import Named
 
 __all__ = ["DefendedRelease", "Releases", "defended_release"]

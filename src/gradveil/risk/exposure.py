@@ -25,8 +25,8 @@ from gradveil.records import Batch
 from gradveil.risk.defended import DefendedRelease, Releases, defended_release
 from gradveil.risk.fisher import diagonal_leakage, fisher_leakage
 from gradveil.risk.invre import BETA, RiskScore, risk_score
-from gradveil.risk.jacobians import Jacobian
-from gradveil.risk.spectra import Spectrum, choose_mode, records_at_once, spectra_of
+from gradveil.spectra.jacobians import Jacobian
+from gradveil.spectra.spectrum import Spectrum, choose_mode, records_at_once, spectra_of
 
 __all__ = ["Assessment", "DefendedRelease", "RecordRisk", "assess", "defended_release"]
 

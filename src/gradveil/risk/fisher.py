@@ -12,7 +12,7 @@ from __future__ import annotations
 import math
 
 from gradveil.errors import UsageError
-from gradveil.risk.spectra import Spectrum
+from gradveil.spectra.spectrum import Spectrum
 
 __all__ = ["diagonal_leakage", "fisher_leakage"]
 

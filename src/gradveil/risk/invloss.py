@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 
 from gradveil.errors import UsageError
-from gradveil.risk.spectra import Spectrum
+from gradveil.spectra.spectrum import Spectrum
 
 __all__ = ["MEANING", "InvLoss", "RankVariances", "Residual", "inversion_loss", "pruning_lower_bound"]
 

@@ -26,7 +26,7 @@ from torch import Tensor
 
 from gradveil.errors import Unreliable, UsageError, suggest
 from gradveil.risk.invloss import InvLoss, RankVariances, Residual, inversion_loss
-from gradveil.risk.spectra import Spectrum
+from gradveil.spectra.spectrum import Spectrum
 
 __all__ = ["BETA", "GAP_RULES", "TOLERANCE", "GapRule", "RiskScore", "Weights", "band_of", "invre", "rank_weights", "risk_score"]
 

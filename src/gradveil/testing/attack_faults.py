@@ -15,10 +15,10 @@ import torch
 from torch import Tensor
 
 from gradveil.attacks.base import Attack, AttackCard, Desk
+from gradveil.attacks.engine.labels import recover_labels
+from gradveil.attacks.engine.matching import run_recipe
+from gradveil.attacks.engine.objectives import OBJECTIVES
 from gradveil.attacks.inverting_gradients import InvertingGradients
-from gradveil.attacks.labels import recover_labels
-from gradveil.attacks.matching import run_recipe
-from gradveil.attacks.objectives import OBJECTIVES
 from gradveil.learning.learner import GradientHook, Learner
 from gradveil.records import Comparison, Knowledge, Observation, Reconstruction
 from gradveil.tensors import Named, scale

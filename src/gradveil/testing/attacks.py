@@ -22,8 +22,8 @@ import torch
 from torch import Tensor, nn
 
 from gradveil.attacks.base import ATTACKS, Attack, launch
-from gradveil.attacks.matching import LIKELIHOOD
-from gradveil.attacks.objectives import OBJECTIVES
+from gradveil.attacks.engine.matching import LIKELIHOOD
+from gradveil.attacks.engine.objectives import OBJECTIVES
 from gradveil.errors import MissingKnowledge, UsageError
 from gradveil.metrics.psnr import peak_signal_to_noise
 from gradveil.records import Comparison, Knowledge, Observation, Reconstruction, ThreatModel

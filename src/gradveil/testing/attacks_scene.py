@@ -17,11 +17,11 @@ from gradveil.data.public import public_images
 from gradveil.learning.embedding import EmbeddingLearner
 from gradveil.learning.learner import Learner
 from gradveil.learning.losses import cross_entropy
-from gradveil.learning.settings import TrainingSettings
 from gradveil.metrics.psnr import peak_signal_to_noise
 from gradveil.models import build_model, split_model
 from gradveil.randomness import Seed
 from gradveil.records import Observation, Reconstruction, ThreatModel, Update
+from gradveil.study.local_training import TrainingSettings
 from gradveil.testing.contract import NotApplicable
 
 __all__ = ["BRIEF", "HOME_STEPS", "Scene", "best_psnr", "home_pictures"]

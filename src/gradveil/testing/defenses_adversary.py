@@ -8,14 +8,14 @@ import torch
 from torch import Tensor
 from torch.func import grad, grad_and_value, vmap
 
-from gradveil.attacks.execution import Execution
-from gradveil.attacks.loop import Problem, optimise
-from gradveil.attacks.optimisers import Adam
+from gradveil.attacks.engine.execution import Execution
+from gradveil.attacks.engine.loop import Problem, optimise
+from gradveil.attacks.engine.optimisers import Adam
 from gradveil.defenses.base import Defense
 from gradveil.defenses.none import NoDefense
 from gradveil.learning.learner import Learner
-from gradveil.learning.settings import TrainingSettings
 from gradveil.records import AdversaryModel, Batch, Observation, Reconstruction
+from gradveil.study.local_training import TrainingSettings
 from gradveil.tensors import Named, stack
 from gradveil.testing.contract import NotApplicable, require
 from gradveil.testing.defenses_scene import Scene, at, draw_batch

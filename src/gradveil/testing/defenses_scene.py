@@ -8,16 +8,16 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from gradveil.client.embedding import read_embedding, run_party
+from gradveil.client.update import run_client
 from gradveil.defenses.base import ClientView, Defense
 from gradveil.defenses.chain import Chain, granularity_of
-from gradveil.federation.client import run_client
-from gradveil.federation.parties import read_embedding, run_party
 from gradveil.learning.embedding import EMBEDDING, EmbeddingLearner
 from gradveil.learning.learner import Learner
 from gradveil.learning.losses import cross_entropy
-from gradveil.learning.settings import TrainingSettings
 from gradveil.randomness import Seed
 from gradveil.records import Batch, ModelSpec, Observation, Payload, Role, TensorSpec, ThreatModel, Update
+from gradveil.study.local_training import TrainingSettings
 from gradveil.tensors import Named
 from gradveil.wire.files import payload_from_bytes, payload_to_bytes
 

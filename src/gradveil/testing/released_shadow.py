@@ -1,6 +1,6 @@
 """The shadow defense with faults of its released code, to be measured and rejected. None is registered.
 
-Three things differ from `gradveil.defenses.shadow`. Released noise is stacked over the channels on the last axis and then
+Three things differ from `gradveil.defenses.shadow.defense`. Released noise is stacked over the channels on the last axis and then
 *viewed* as channels first, so it does not lie where its pixel lies. The released momentum keeps a tenth of the old map where the
 paper keeps nine tenths. And a mask that keeps the complement of the most salient pixels, as the released metrics do, takes noise
 off the background instead of the foreground.
@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from gradveil.defenses.base import ClientView, State
-from gradveil.defenses.shadow import Shadow
-from gradveil.defenses.shadow_noise import softmax_map
+from gradveil.defenses.shadow.defense import Shadow
+from gradveil.defenses.shadow.noise import softmax_map
 from gradveil.learning.learner import Learner
 from gradveil.models.grad_cam import grad_cam_pp, top_share
 from gradveil.records import Batch

@@ -11,14 +11,14 @@ import torch
 from torch import Tensor, nn
 
 from gradveil.defenses.base import ClientView
-from gradveil.defenses.shadow import Shadow
-from gradveil.generators.store import save_network
-from gradveil.generators.style import StyleGenerator
+from gradveil.defenses.shadow.defense import Shadow
 from gradveil.learning.learner import Learner
 from gradveil.learning.losses import cross_entropy
-from gradveil.learning.settings import TrainingSettings
+from gradveil.networks.store import save_network
+from gradveil.networks.style import StyleGenerator
 from gradveil.randomness import Seed
 from gradveil.records import Batch
+from gradveil.study.local_training import TrainingSettings
 
 __all__ = ["LATENT", "batch", "generator", "learner", "shadow", "view"]
 

@@ -9,12 +9,13 @@ import torch
 from torch import Tensor
 
 from gradveil.attacks import Desk
+from gradveil.client.update import run_client
 from gradveil.defenses import Defense, build_defense
-from gradveil.federation.client import run_client
-from gradveil.learning import Learner, TrainingSettings, loss_by_name
+from gradveil.learning import Learner, loss_by_name
 from gradveil.models import build_model
 from gradveil.randomness import Seed
 from gradveil.records import Batch, ModelSpec, Observation, ThreatModel, Update
+from gradveil.study.local_training import TrainingSettings
 from gradveil.tensors import Named
 
 SHAPE = (2, 8, 8)

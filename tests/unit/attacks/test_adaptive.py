@@ -11,8 +11,8 @@ from torch import Tensor
 from gradveil.adversary import OpenAdversary
 from gradveil.attacks.adaptive import DRAWS, OFFSET, STANCES, StraightThrough, ZeroMask, adversary_for, stances_for
 from gradveil.attacks.base import Desk
+from gradveil.attacks.engine.objectives import OBJECTIVES
 from gradveil.attacks.inverting_gradients import InvertingGradients
-from gradveil.attacks.objectives import OBJECTIVES
 from gradveil.errors import UsageError
 from gradveil.learning import Learner
 from gradveil.records import ORDINARY, AdversaryModel, Batch, Comparison, Knowledge, Observation, ThreatModel

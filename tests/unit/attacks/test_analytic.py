@@ -9,12 +9,14 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from gradveil.attacks import FeatureInversion, LinearLayer, launch
-from gradveil.attacks.linear_layer import features_at, layer_inputs
+from gradveil.attacks import launch
+from gradveil.attacks.feature_inversion import FeatureInversion
+from gradveil.attacks.linear_layer import LinearLayer, features_at, layer_inputs
 from gradveil.errors import UsageError
-from gradveil.learning import Learner, TrainingSettings, loss_by_name
+from gradveil.learning import Learner, loss_by_name
 from gradveil.metrics import peak_signal_to_noise
 from gradveil.records import Update
+from gradveil.study.local_training import TrainingSettings
 from gradveil.tensors import scale
 from tests.unit.attacks.scenes import CLASSES, make_batch, make_desk, make_learner, observe
 

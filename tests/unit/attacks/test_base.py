@@ -10,8 +10,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from gradveil.attacks import ATTACKS, AttackCard, Desk, InvertingGradients, launch
+from gradveil.attacks import ATTACKS, AttackCard, Desk, launch
 from gradveil.attacks.base import knowledge_needed
+from gradveil.attacks.inverting_gradients import InvertingGradients
 from gradveil.errors import BadUpdate, MissingKnowledge, UsageError
 from gradveil.randomness import Seed
 from gradveil.records import ORDINARY, Knowledge, Observation, Reconstruction, ThreatModel, Update

@@ -8,17 +8,20 @@ from torch import Tensor, nn
 from torch.func import grad, vmap
 
 from gradveil.adversary import OpenAdversary
-from gradveil.attacks import BatchStatistics, Desk, InvertingGradients, launch, line_up, resolve
-from gradveil.attacks.matching import Recipe
+from gradveil.attacks import Desk, launch, line_up, resolve
+from gradveil.attacks.batch_statistics import BatchStatistics
+from gradveil.attacks.engine.matching import Recipe
+from gradveil.attacks.inverting_gradients import InvertingGradients
+from gradveil.client.send import send
 from gradveil.data import load_data
 from gradveil.defenses import build_defense
 from gradveil.errors import MissingKnowledge, UsageError
-from gradveil.federation.parties import send
-from gradveil.learning import Learner, TrainingSettings, loss_by_name
+from gradveil.learning import Learner, loss_by_name
 from gradveil.learning.statistics import recover_statistics, statistics_distance
 from gradveil.metrics import assign, peak_signal_to_noise
 from gradveil.randomness import Seed
 from gradveil.records import ORDINARY, Batch, Knowledge, Observation, ThreatModel
+from gradveil.study.local_training import TrainingSettings
 
 KNOWS = ORDINARY | {Knowledge.BN_STATISTICS, Knowledge.LABELS}
 SMOOTH = {"signed": False, "schedule": "cosine", "tv": 1e-3}

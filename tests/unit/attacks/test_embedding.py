@@ -6,9 +6,9 @@ import pytest
 import torch
 
 from gradveil.adversary import OpenAdversary
-from gradveil.attacks import ATTACKS, PisteLike, launch, line_up, resolve
-from gradveil.attacks.labels import recover_labels
-from gradveil.attacks.piste import Decoder
+from gradveil.attacks import ATTACKS, launch, line_up, resolve
+from gradveil.attacks.engine.labels import recover_labels
+from gradveil.attacks.piste import Decoder, PisteLike
 from gradveil.attacks.referee import Referee
 from gradveil.errors import UsageError
 from gradveil.learning import EmbeddingLearner, Learner, loss_by_name

@@ -11,14 +11,14 @@ import pytest
 
 from gradveil.attacks import ATTACKS, ENSEMBLES, Ensemble, informed_twins, launch, line_up, resolve
 from gradveil.attacks.adaptive import DRAWS, REFRESH_EVERY
+from gradveil.attacks.engine.matching import SETTLED
+from gradveil.attacks.engine.smooth_relu import sharpness_at
 from gradveil.attacks.ensembles import names
 from gradveil.attacks.inverting_gradients import InvertingGradients
-from gradveil.attacks.matching import SETTLED
 from gradveil.attacks.peeling import FEATURE_SHARE, ROUND, ROUNDS, SHARP, SPREAD, Peeling
-from gradveil.attacks.smooth_relu import sharpness_at
+from gradveil.client.update import run_client
 from gradveil.defenses import build_defense
 from gradveil.errors import UsageError
-from gradveil.federation.client import run_client
 from gradveil.randomness import Seed
 from gradveil.records import ORDINARY, Knowledge, ThreatModel
 from gradveil.registry import config_of

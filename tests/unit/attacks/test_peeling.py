@@ -6,14 +6,14 @@ import pytest
 import torch
 from torch import nn
 
-from gradveil.attacks import Peeling, launch, line_up, resolve
-from gradveil.attacks.peeling import _peel, _Peeled, _plan
-from gradveil.attacks.smooth_relu import SHARPNESS, with_sharpness
-from gradveil.attacks.soft_pool import plain_pool, with_soft_pools
+from gradveil.attacks import launch, line_up, resolve
+from gradveil.attacks.engine.smooth_relu import SHARPNESS, with_sharpness
+from gradveil.attacks.engine.soft_pool import plain_pool, with_soft_pools
+from gradveil.attacks.peeling import Peeling, _peel, _Peeled, _plan
 from gradveil.learning.learner import Learner
 from gradveil.learning.losses import cross_entropy
-from gradveil.learning.settings import TrainingSettings
 from gradveil.records import ORDINARY, Knowledge, ThreatModel
+from gradveil.study.local_training import TrainingSettings
 from gradveil.testing.attacks_scene import Scene
 from tests.unit.attacks.scenes import CLASSES, make_batch, make_desk, make_learner, observe
 

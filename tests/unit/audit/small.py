@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import functools
 
-from gradveil.audit.cells import Cell
-from gradveil.audit.subjects import Subject, build_subject, load_cell_data
+from gradveil.audit.scene import Subject, build_subject, load_cell_data
 from gradveil.data import Dataset
+from gradveil.study.cell import Cell
 
 CELL = Cell(data="digits", model="mlp(hidden=16)", records=4, ensemble="linear_layer")
 

@@ -11,14 +11,14 @@ from safetensors.torch import save_file
 
 from gradveil.audit import captured
 from gradveil.audit.captured import audit_captured
-from gradveil.audit.cells import Cell
-from gradveil.audit.subjects import build_learner, build_subject, load_cell_data
+from gradveil.audit.scene import build_learner, build_subject, load_cell_data
 from gradveil.cli import main
+from gradveil.client.update import run_client
 from gradveil.defenses import build_defense
 from gradveil.errors import UsageError
-from gradveil.federation.client import run_client
 from gradveil.randomness import Seed
 from gradveil.records import Payload
+from gradveil.study.cell import Cell
 from gradveil.wire import write_payload
 from tests.unit.audit.small import CELL, digits
 

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 import torch
 
+from gradveil.audit.cell import run_cell
 from gradveil.audit.certified import certificate_of_cell, certify, guarantee_of, matching_attack
-from gradveil.audit.measure import run_cell
-from gradveil.risk.bounds import gaussian_bound, mixed_bound
+from gradveil.proofs.bounds import gaussian_bound, mixed_bound
 from tests.unit.audit.small import CELL, digits, make_subject
 
 NOISY = "clipping(bound=1) + gaussian_noise(std=0.5)"

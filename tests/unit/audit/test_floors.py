@@ -13,8 +13,8 @@ from gradveil.audit import floors
 from gradveil.audit.certified import certify
 from gradveil.audit.floors import SMOOTHING, Floor, mean_error_of_cell
 from gradveil.randomness import Seed
-from gradveil.risk.jacobians import jacobian_of
 from gradveil.risk.mean_error import MeanErrorBound, mean_error_bound, smoothed_score
+from gradveil.spectra.jacobians import jacobian_of
 from tests.unit.audit.small import make_subject
 
 NOISY = "gaussian_noise(std=0.05)"

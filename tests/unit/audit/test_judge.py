@@ -12,7 +12,7 @@ from torch import Tensor
 
 from gradveil.attacks import Referee, launch, resolve
 from gradveil.audit.judge import best_by_truth, deranged, null_rows, per_recipe, score, select
-from gradveil.audit.subjects import Subject
+from gradveil.audit.scene import Subject
 from gradveil.metrics.base import Unavailable
 from gradveil.randomness import Seed
 from gradveil.records import Reconstruction

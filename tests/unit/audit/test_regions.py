@@ -8,7 +8,7 @@ from torch import nn
 
 from gradveil.audit.judge import Scored, originals
 from gradveil.audit.regions import region_of_cell
-from gradveil.audit.subjects import build_subject
+from gradveil.audit.scene import build_subject
 from gradveil.randomness import Seed
 from tests.unit.audit.small import CELL, digits, make_subject
 

@@ -11,14 +11,15 @@ import torch
 from scipy import stats
 
 from gradveil.audit import risks
-from gradveil.audit.measure import run_cell
-from gradveil.audit.plan import Plan
+from gradveil.audit.cell import run_cell
 from gradveil.audit.risks import correlate, quick_mode, risk_of_cell
 from gradveil.errors import UsageError
 from gradveil.randomness import Seed
 from gradveil.risk.calibration import read_alpha
 from gradveil.risk.exposure import Assessment, assess
-from gradveil.risk.jacobians import jacobian_of
+from gradveil.run.grid import cells_of, check_plan
+from gradveil.spectra.jacobians import jacobian_of
+from gradveil.study.plan import Plan
 from tests.unit.audit.small import CELL, digits, make_subject
 
 
@@ -143,9 +144,9 @@ def test_the_record_names_mode_bands_and_errors() -> None:
 
 def test_a_plan_says_how_and_a_limit_needs_scores() -> None:
     assert Plan.default(risk=False).risk == "off" and Plan.default(risk=True).risk == "auto"
-    assert [cell.risk for cell in Plan.default(risk="leading", defense=["none"]).cells()] == ["leading"]
+    assert [cell.risk for cell in cells_of(Plan.default(risk="leading", defense=["none"]))] == ["leading"]
     with pytest.raises(UsageError, match="did you mean 'gram'"):
         Plan.default(risk="grm")
     with pytest.raises(UsageError, match="risk is off"):
-        Plan.default(risk="off", fail_if=["invre>0.45"]).check()
-    Plan.default(fail_if=["invre>0.45"]).check()
+        check_plan(Plan.default(risk="off", fail_if=["invre>0.45"]))
+    check_plan(Plan.default(fail_if=["invre>0.45"]))

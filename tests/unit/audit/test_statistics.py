@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import pytest
 
-from gradveil.audit.cells import Cell
+from gradveil.audit.cell import run_cell
 from gradveil.audit.certified import certificate_of_cell, guarantee_of
-from gradveil.audit.measure import run_cell
-from gradveil.audit.plan import Plan
-from gradveil.audit.subjects import Subject, build_subject
+from gradveil.audit.scene import Subject, build_subject
 from gradveil.errors import UsageError
 from gradveil.records import Knowledge
+from gradveil.run.grid import cells_of, check_plan
+from gradveil.study.cell import Cell
+from gradveil.study.plan import Plan
 from tests.unit.audit.small import digits
 
 NETWORK = "tests/unit/attacks/test_batch_statistics.py:network"
@@ -74,6 +75,6 @@ def test_no_proof_covers_what_is_sent_beside_the_noise() -> None:
 def test_a_plan_refuses_statistics_that_do_not_move() -> None:
     plan = Plan.default(data="digits", model="mlp(hidden=8)", records=2, bn_statistics=True)
     with pytest.raises(UsageError, match="set batch_norm = 'train'"):
-        plan.check()
-    (cell, *_) = plan.override(batch_norm="train").cells()
+        check_plan(plan)
+    (cell, *_) = cells_of(plan.override(batch_norm="train"))
     assert cell.bn_statistics and Plan.from_dict(plan.as_dict()) == plan

@@ -9,16 +9,18 @@ import numpy as np
 import pytest
 import torch
 
-from gradveil.attacks import DLG, Desk, launch
-from gradveil.attacks.labels import recover_labels
-from gradveil.audit.cells import Cell
-from gradveil.audit.measure import run_cell
-from gradveil.audit.plan import Plan
-from gradveil.audit.scaffold import inspect_inputs
-from gradveil.audit.subjects import Subject, build_subject, load_cell_data
+from gradveil.attacks import Desk, launch
+from gradveil.attacks.deep_leakage import DLG
+from gradveil.attacks.engine.labels import recover_labels
+from gradveil.audit.cell import run_cell
+from gradveil.audit.scene import Subject, build_subject, load_cell_data
 from gradveil.cli import main
 from gradveil.errors import MissingKnowledge, UsageError
 from gradveil.randomness import Seed
+from gradveil.run.grid import check_inputs
+from gradveil.run.starter_plan import inspect_inputs
+from gradveil.study.cell import Cell
+from gradveil.study.plan import Plan
 
 MODEL = "unet(width=2, levels=1, activation='tanh')"
 ATTACK = "inverting_gradients(steps=120, signed=False, schedule='cosine', tv=0.001)"
@@ -79,10 +81,10 @@ def test_rehearsals_bring_masks_of_their_own(subject: Subject) -> None:
 def test_a_plan_says_so_before_it_starts(cell: Cell) -> None:
     plan = Plan.default(data=cell.data, model=MODEL, records=2, loss="binary_cross_entropy")
     with pytest.raises(UsageError, match="--known-labels"):
-        plan.check_inputs()
-    plan.override(known_labels=True).check_inputs()
+        check_inputs(plan)
+    check_inputs(plan.override(known_labels=True))
     with pytest.raises(UsageError, match="the data has masks"):
-        plan.override(known_labels=True, model=("lenet",)).check_inputs()
+        check_inputs(plan.override(known_labels=True, model=("lenet",)))
     assert any("with a mask each" in sentence for sentence in inspect_inputs(plan).sentences())
 
 

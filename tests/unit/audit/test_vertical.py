@@ -8,22 +8,23 @@ from pathlib import Path
 import pytest
 import torch
 
-from gradveil.audit.cells import Cell
-from gradveil.audit.estimate import estimate_plan
-from gradveil.audit.measure import run_cell
-from gradveil.audit.plan import Plan
-from gradveil.audit.run import run_audit
-from gradveil.audit.subjects import build_learner, build_subject, load_cell_data
-from gradveil.audit.utility_settings import UtilitySettings
+from gradveil.audit.cell import run_cell
+from gradveil.audit.scene import build_learner, build_subject, load_cell_data
+from gradveil.client.embedding import vertical_fault
 from gradveil.defenses import DEFENSES, build_defense
 from gradveil.errors import UsageError
-from gradveil.federation.parties import vertical_fault
 from gradveil.learning import EmbeddingLearner, Learner
 from gradveil.models import build_model, split_model
 from gradveil.randomness import Seed
 from gradveil.records import ThreatModel
 from gradveil.report import write_report
-from gradveil.report.words import setting_words
+from gradveil.run.estimate import estimate_plan
+from gradveil.run.grid import cells_of, check_inputs
+from gradveil.run.pool import run_audit
+from gradveil.study.cell import Cell
+from gradveil.study.plan import Plan
+from gradveil.study.utility import UtilitySettings
+from gradveil.verdict.words import setting_words
 from tests.unit.audit.small import digits
 
 LENET = "lenet(activation='relu')"
@@ -102,7 +103,7 @@ def test_a_plan_spans_vertical_and_horizontal_rows() -> None:
         defense=["none", "data_noise(std=0.1)", "pruning(rate=0.9)"],
         local_steps=[1, 2],
     )
-    cells = plan.cells()
+    cells = cells_of(plan)
     rows = {(cell.cut, cell.defense, cell.local_steps) for cell in cells}
     assert {(cut, "none", 1) for cut in ("", "cut1", "cut2")} <= rows
     assert ("", "pruning(rate=0.9)", 2) in rows, "an update can be pruned"
@@ -116,11 +117,11 @@ def test_a_plan_spans_vertical_and_horizontal_rows() -> None:
 
 def test_a_plan_without_cuts_says_nothing_of_vertical_learning() -> None:
     assert "vertical" not in Plan.default().as_dict()
-    assert all(not cell.cut for cell in Plan.default().cells())
+    assert all(not cell.cut for cell in cells_of(Plan.default()))
 
 
 def test_default_defenses_that_do_not_fit_are_left_out() -> None:
-    found = {cell.defense for cell in Plan.default(cut=["cut1"]).cells()}
+    found = {cell.defense for cell in cells_of(Plan.default(cut=["cut1"]))}
     assert found == {"none", "data_noise(std=0.1)"}
 
 
@@ -141,7 +142,7 @@ def test_default_defenses_that_do_not_fit_are_left_out() -> None:
 )
 def test_what_does_not_fit_is_told_in_one_sentence_before_any_work(changes: dict[str, object], sentence: str) -> None:
     def check() -> None:
-        Plan.default(**{"data": ["digits"], "model": [LENET], **changes}).check_inputs()
+        check_inputs(Plan.default(**{"data": ["digits"], "model": [LENET], **changes}))
 
     if not sentence:
         check()  # BatchNorm on batch statistics couples embeddings, as it does updates; that is allowed and told elsewhere

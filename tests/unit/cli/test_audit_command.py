@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
-from gradveil.audit import run as audit_run
-from gradveil.audit.plan import Plan
-from gradveil.audit.run import AuditResult, Progress
 from gradveil.cli import main
+from gradveil.run import pool as audit_run
+from gradveil.run.pool import AuditResult, Progress
+from gradveil.study.plan import Plan
 from tests.unit.report.example_results import DEFENSES, FAIL, Example, make_results
 
 Captured = pytest.CaptureFixture[str]

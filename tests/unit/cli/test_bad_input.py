@@ -8,8 +8,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from gradveil.audit import run as audit_run
 from gradveil.cli import entry, main
+from gradveil.run import pool as audit_run
 
 Captured = pytest.CaptureFixture[str]
 

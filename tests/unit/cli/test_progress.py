@@ -7,9 +7,9 @@ import io
 
 import pytest
 
-from gradveil.audit.run import Progress
 from gradveil.cli import progress as shown
 from gradveil.cli.progress import Clock, counted, share_done, show_progress, time_left
+from gradveil.run.pool import Progress
 
 
 class Watch:

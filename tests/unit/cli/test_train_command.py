@@ -12,8 +12,10 @@ import torch
 from safetensors.torch import load_file
 
 from gradveil.cli import main, training_progress
-from gradveil.federation import engine, run_client
-from gradveil.federation.engine import FederationSettings, RoundRecord, TrainingResult
+from gradveil.client.update import run_client
+from gradveil.federation import engine
+from gradveil.study.federation import FederationSettings
+from gradveil.study.training_result import RoundRecord, TrainingResult
 
 Captured = pytest.CaptureFixture[str]
 SMALL = "train --data digits --model mlp(hidden=8) --clients 5 --rounds 3 --device cpu"

@@ -10,8 +10,9 @@ import pytest
 import torch
 
 from gradveil.adversary import OpenAdversary
-from gradveil.attacks.labels import recover_labels
-from gradveil.attacks.objectives import OBJECTIVES
+from gradveil.attacks.engine.labels import recover_labels
+from gradveil.attacks.engine.objectives import OBJECTIVES
+from gradveil.client.update import run_client
 from gradveil.data import load_data
 from gradveil.defenses import ClientView, build_defense
 from gradveil.defenses.censor import (
@@ -25,11 +26,11 @@ from gradveil.defenses.censor import (
     select_candidate,
 )
 from gradveil.errors import UsageError
-from gradveil.federation.client import run_client
-from gradveil.learning import Learner, TrainingSettings, loss_by_name
+from gradveil.learning import Learner, loss_by_name
 from gradveil.models import build_model
 from gradveil.randomness import Seed
 from gradveil.records import Batch, Observation, ThreatModel, Update
+from gradveil.study.local_training import TrainingSettings
 from gradveil.tensors import Named
 from gradveil.testing.defenses_adversary import relative_residual
 from gradveil.testing.defenses_scene import CLASSES, SHAPE, Scene, draw_batch

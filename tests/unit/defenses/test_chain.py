@@ -14,27 +14,27 @@ from gradveil.defenses import (
     AdaptedModel,
     Chain,
     ClientView,
-    Clipping,
-    DataNoise,
     Defense,
     DefenseCard,
-    ExampleClipping,
-    GaussianNoise,
-    LaplaceNoise,
-    NoDefense,
-    Pruning,
     State,
-    TopK,
     build_defense,
     chain,
     granularity_of,
     parts_of,
     spell_defense,
 )
+from gradveil.defenses.clipping import Clipping
+from gradveil.defenses.data_noise import DataNoise
+from gradveil.defenses.example_clipping import ExampleClipping
+from gradveil.defenses.gaussian_noise import GaussianNoise
+from gradveil.defenses.laplace_noise import LaplaceNoise
+from gradveil.defenses.none import NoDefense
+from gradveil.defenses.pruning import Pruning
+from gradveil.defenses.top_k import TopK
 from gradveil.errors import DefenseOrder, UsageError
 from gradveil.learning import Learner, Loss
-from gradveil.learning.settings import TrainingSettings
 from gradveil.records import Batch, Comparison, Observation, Payload, Update
+from gradveil.study.local_training import TrainingSettings
 from gradveil.tensors import Named
 from gradveil.testing.defenses_scene import Scene, distance
 from gradveil.wire import SPARSE

@@ -15,11 +15,13 @@ from torch import Tensor
 from torch.func import grad, vmap
 
 from gradveil.adversary import OpenAdversary
-from gradveil.defenses import Clipping, Defense, ExampleClipping
-from gradveil.defenses.clipping import Scope, clip
+from gradveil.defenses import Defense
+from gradveil.defenses.clipping import Clipping, Scope, clip
+from gradveil.defenses.example_clipping import ExampleClipping
 from gradveil.errors import UsageError
-from gradveil.learning import Learner, TrainingSettings
+from gradveil.learning import Learner
 from gradveil.records import Batch, Update
+from gradveil.study.local_training import TrainingSettings
 from gradveil.tensors import Named, norm
 from gradveil.testing.defenses_scene import Scene, distance
 

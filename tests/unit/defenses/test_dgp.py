@@ -15,13 +15,13 @@ from hypothesis.extra import numpy as hnp
 from torch.func import vmap
 
 from gradveil.adversary import OBSERVED
-from gradveil.attacks.labels import recover_labels
+from gradveil.attacks.engine.labels import recover_labels
+from gradveil.client.update import run_client
 from gradveil.defenses.dgp import DGP, ERROR, middle_mask
 from gradveil.errors import UsageError
-from gradveil.federation.client import run_client
-from gradveil.learning import TrainingSettings
 from gradveil.randomness import Seed
 from gradveil.records import Batch, Observation, ThreatModel
+from gradveil.study.local_training import TrainingSettings
 from gradveil.tensors import Named
 from gradveil.testing.defenses_adversary import relative_residual
 from gradveil.testing.defenses_scene import CLASSES, SHAPE, Scene, draw_batch

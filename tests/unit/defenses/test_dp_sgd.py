@@ -9,13 +9,15 @@ import pytest
 import torch
 
 from gradveil.adversary import OpenAdversary
-from gradveil.defenses import DPSGD, ExampleClipping, build_defense, chain
-from gradveil.defenses.step_noise import accumulated_noise, step_sizes
+from gradveil.client.update import run_client
+from gradveil.defenses import build_defense, chain
+from gradveil.defenses.dp_sgd import DPSGD
+from gradveil.defenses.example_clipping import ExampleClipping
+from gradveil.defenses.parts.step_noise import accumulated_noise, step_sizes
 from gradveil.errors import UsageError
-from gradveil.federation.client import run_client
-from gradveil.learning.settings import TrainingSettings
 from gradveil.randomness import Seed
 from gradveil.records import ThreatModel
+from gradveil.study.local_training import TrainingSettings
 from gradveil.tensors import Named, norm
 from gradveil.testing.defenses_scene import Scene, distance, draw_batch
 

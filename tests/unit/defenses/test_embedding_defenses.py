@@ -10,14 +10,18 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from gradveil.defenses import ClientView, Defense, EmbeddingNoise, EmbeddingPruning, InvLENP, build_defense
+from gradveil.client.embedding import read_embedding, run_party
+from gradveil.client.update import horizontal_fault, run_client
+from gradveil.defenses import ClientView, Defense, build_defense
+from gradveil.defenses.embedding_noise import EmbeddingNoise
+from gradveil.defenses.embedding_pruning import EmbeddingPruning
+from gradveil.defenses.invl.enp import InvLENP
 from gradveil.errors import BadUpdate, ReplaceLayer, UsageError
-from gradveil.federation.client import horizontal_fault, run_client
-from gradveil.federation.parties import read_embedding, run_party
-from gradveil.learning import TrainingSettings, loss_by_name
+from gradveil.learning import loss_by_name
 from gradveil.learning.embedding import EMBEDDING, EMBEDDING_GRADIENT, EmbeddingLearner
 from gradveil.randomness import Seed
 from gradveil.records import Batch, Observation, ThreatModel
+from gradveil.study.local_training import TrainingSettings
 from gradveil.tensors import Named
 from gradveil.testing.defenses_adversary import relative_residual
 from gradveil.testing.defenses_scene import Scene

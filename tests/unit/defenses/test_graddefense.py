@@ -16,17 +16,18 @@ from torch.func import jacrev
 
 from gradveil.adversary import OpenAdversary
 from gradveil.data import public_images
-from gradveil.defenses import Clipping, GradDefense, build_defense, chain, granularity_of
-from gradveil.defenses.compensation import denoise_matrix, denoise_update, noise_edges
-from gradveil.defenses.graddefense import TRUST, noise_cannot_explain
-from gradveil.defenses.sensitivity_slices import cut_slices, layer_sensitivity, root_inputs, slice_of_entries
+from gradveil.defenses import build_defense, chain, granularity_of
+from gradveil.defenses.clipping import Clipping
+from gradveil.defenses.graddefense.compensation import denoise_matrix, denoise_update, noise_edges
+from gradveil.defenses.graddefense.defense import TRUST, GradDefense, noise_cannot_explain
+from gradveil.defenses.graddefense.sensitivity import cut_slices, layer_sensitivity, root_inputs, slice_of_entries
 from gradveil.errors import UsageError
 from gradveil.federation.server import Server, receive
 from gradveil.learning import Learner, loss_by_name
-from gradveil.learning.settings import TrainingSettings
 from gradveil.models import build_model
 from gradveil.randomness import Seed
 from gradveil.records import ModelSpec, Observation, Role, TensorSpec, ThreatModel, Update
+from gradveil.study.local_training import TrainingSettings
 from gradveil.tensors import Named, flatten, sub
 from gradveil.testing.defenses import check_defense
 from gradveil.testing.defenses_scene import SHAPE, Scene, draw_batch

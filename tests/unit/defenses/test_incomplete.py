@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
+from gradveil.client.update import horizontal_fault
 from gradveil.defenses import DEFENSES, build_defense
-from gradveil.federation.client import horizontal_fault
-from gradveil.learning.settings import TrainingSettings
 from gradveil.records import Observation, ThreatModel
+from gradveil.study.local_training import TrainingSettings
 from gradveil.testing.defenses_adversary import relative_residual
 from gradveil.testing.defenses_scene import Scene
 from tests.unit.audit.small import make_subject

@@ -13,17 +13,19 @@ import torch
 from torch import Tensor, nn
 
 from gradveil.data.public import public_images
-from gradveil.defenses import ClientView, Defense, InvLDNP, InvLGNP, build_defense
-from gradveil.defenses.denoising import denoise_images, denoise_in_subspace
-from gradveil.defenses.invl_dnp import MADE
-from gradveil.defenses.singular_noise import QUICK, _tie_end, leading_count, noise_range, right_bases
+from gradveil.defenses import ClientView, Defense, build_defense
+from gradveil.defenses.invl.dnp import MADE, InvLDNP
+from gradveil.defenses.invl.gnp import InvLGNP
+from gradveil.defenses.invl.singular_noise import QUICK, _tie_end, leading_count, noise_range, right_bases
+from gradveil.defenses.parts.denoising import denoise_images, denoise_in_subspace
 from gradveil.errors import ReplaceLayer, UsageError
-from gradveil.learning import Learner, TrainingSettings, loss_by_name
+from gradveil.learning import Learner, loss_by_name
 from gradveil.models import build_model
 from gradveil.randomness import Seed
 from gradveil.records import Batch, Observation, Reconstruction, ThreatModel, Update
-from gradveil.risk import lanczos
-from gradveil.risk.jacobians import Jacobian, jacobian_of
+from gradveil.spectra import lanczos
+from gradveil.spectra.jacobians import Jacobian, jacobian_of
+from gradveil.study.local_training import TrainingSettings
 
 GOLDEN: dict[str, dict[str, Any]] = json.loads((Path(__file__).parents[2] / "golden" / "defenses_invl.json").read_text())
 SHAPE, M = (1, 6, 6), 36

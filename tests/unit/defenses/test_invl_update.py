@@ -7,18 +7,18 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from gradveil.client.update import run_client
 from gradveil.data.public import public_images
-from gradveil.defenses import ClientView, InvLGNP, build_defense
-from gradveil.defenses.invl_gnp import MADE, SCALED
-from gradveil.defenses.invl_gnp_adversary import SubspaceUpdateAdversary
-from gradveil.defenses.singular_noise import average_jacobian, class_centres
+from gradveil.defenses import ClientView, build_defense
+from gradveil.defenses.invl.gnp import MADE, SCALED, InvLGNP
+from gradveil.defenses.invl.gnp_adversary import SubspaceUpdateAdversary
+from gradveil.defenses.invl.singular_noise import average_jacobian, class_centres
 from gradveil.errors import BadUpdate, UsageError
-from gradveil.federation.client import run_client
 from gradveil.learning import Learner, loss_by_name
 from gradveil.models import build_model
 from gradveil.randomness import Seed
 from gradveil.records import Batch, ModelSpec, Observation, ThreatModel, Update
-from gradveil.risk.spectra import spectrum
+from gradveil.spectra.spectrum import spectrum
 from gradveil.tensors import Named, flatten
 from gradveil.testing.defenses_adversary import relative_residual
 
@@ -238,7 +238,7 @@ def test_clients_with_public_centres_share_one_basis_and_others_do_not() -> None
 def test_a_model_too_large_for_the_basis_is_compared_plainly_and_flagged(monkeypatch: pytest.MonkeyPatch) -> None:
     own, data = learner(), batch()
     seen = observe(InvLGNP(centres="public"), own, data, data.inputs)
-    monkeypatch.setattr("gradveil.defenses.invl_gnp_adversary.MOST_ENTRIES", 10)
+    monkeypatch.setattr("gradveil.defenses.invl.gnp_adversary.MOST_ENTRIES", 10)
     assert "basis" not in seen.adversary.evidence(seen, 0)
     assert seen.adversary.incomplete_for(seen)
 

@@ -5,10 +5,11 @@ from __future__ import annotations
 import pytest
 import torch
 
-from gradveil.defenses import LearningRatePerturbation, NoDefense, build_defense
-from gradveil.defenses.learning_rate_perturbation import LOG_FACTOR
+from gradveil.defenses import build_defense
+from gradveil.defenses.learning_rate_perturbation import LOG_FACTOR, LearningRatePerturbation
+from gradveil.defenses.none import NoDefense
 from gradveil.errors import UsageError
-from gradveil.learning.settings import TrainingSettings
+from gradveil.study.local_training import TrainingSettings
 from gradveil.tensors import Named, scale
 from gradveil.testing.defenses_adversary import relative_residual
 from gradveil.testing.defenses_scene import Scene, distance, draw_batch

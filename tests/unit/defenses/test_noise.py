@@ -15,9 +15,11 @@ from skimage import data
 from torch import Tensor
 
 from gradveil.adversary import OpenAdversary
-from gradveil.defenses import DataNoise, Defense, GaussianNoise, LaplaceNoise
-from gradveil.defenses.denoising import denoise_images
-from gradveil.defenses.laplace_noise import draw_laplace
+from gradveil.defenses import Defense
+from gradveil.defenses.data_noise import DataNoise
+from gradveil.defenses.gaussian_noise import GaussianNoise
+from gradveil.defenses.laplace_noise import LaplaceNoise, draw_laplace
+from gradveil.defenses.parts.denoising import denoise_images
 from gradveil.errors import UsageError
 from gradveil.records import Batch, Reconstruction, ThreatModel, Update
 from gradveil.testing.defenses_scene import Scene

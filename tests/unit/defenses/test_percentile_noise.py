@@ -12,8 +12,7 @@ import torch
 from torch import Tensor
 
 from gradveil.adversary import OpenAdversary
-from gradveil.defenses import PercentileNoise
-from gradveil.defenses.percentile_noise import estimate_scale, magnitude_percentile
+from gradveil.defenses.percentile_noise import PercentileNoise, estimate_scale, magnitude_percentile
 from gradveil.errors import UsageError
 from gradveil.learning import Learner, loss_by_name
 from gradveil.models import build_model

@@ -13,20 +13,21 @@ from torch import Tensor, nn
 from torch.func import vmap
 
 from gradveil.attacks import referee
+from gradveil.attacks.engine.labels import recover_labels
+from gradveil.attacks.engine.loop import optimise
 from gradveil.attacks.feature_inversion import feature_layer
-from gradveil.attacks.labels import recover_labels
 from gradveil.attacks.linear_layer import features_at, layer_inputs
-from gradveil.attacks.loop import optimise
-from gradveil.defenses import PRECODE, NoDefense, build_defense
-from gradveil.defenses.precode import EPSILON, FITTED, KNOWN, READ, log_softplus
+from gradveil.client.update import run_client
+from gradveil.defenses import build_defense
+from gradveil.defenses.none import NoDefense
+from gradveil.defenses.precode import EPSILON, FITTED, KNOWN, PRECODE, READ, log_softplus
 from gradveil.errors import UsageError
-from gradveil.federation.client import run_client
 from gradveil.learning.learner import Learner
 from gradveil.learning.losses import cross_entropy
-from gradveil.learning.settings import TrainingSettings
 from gradveil.models.lenet import lenet
 from gradveil.randomness import Seed
 from gradveil.records import Batch, Observation, Reconstruction, ThreatModel
+from gradveil.study.local_training import TrainingSettings
 from gradveil.testing.defenses_adversary import relative_residual
 from gradveil.testing.defenses_scene import Scene, TinyNet, distance, draw_batch
 

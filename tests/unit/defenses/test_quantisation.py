@@ -10,9 +10,9 @@ import pytest
 import torch
 
 from gradveil.adversary import OpenAdversary
-from gradveil.defenses import Defense, MixedQuantisation, Quantisation, build_defense
-from gradveil.defenses.mixed_quantisation import HiddenRangesAdversary, MixedRoundedAdversary, mixed_grids
-from gradveil.defenses.quantisation import HIGH, LOW, RoundedAdversary, quantise
+from gradveil.defenses import Defense, build_defense
+from gradveil.defenses.mixed_quantisation import HiddenRangesAdversary, MixedQuantisation, MixedRoundedAdversary, mixed_grids
+from gradveil.defenses.quantisation import HIGH, LOW, Quantisation, RoundedAdversary, quantise
 from gradveil.errors import DefenseOrder, UsageError
 from gradveil.records import Update
 from gradveil.tensors import Named

@@ -13,16 +13,19 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from gradveil.defenses import ClientView, NoDefense, Refiner, State, build_defense
-from gradveil.defenses.refinement import Refinement, importance, layer_numbers, project_on_ball, weighted_gap
-from gradveil.defenses.refiner import CENTRE, INPUTS, LAMBDA, evaluation_network
+from gradveil.client.update import run_client
+from gradveil.defenses import ClientView, State, build_defense
+from gradveil.defenses.none import NoDefense
+from gradveil.defenses.refiner.defense import CENTRE, INPUTS, LAMBDA, Refiner, evaluation_network
+from gradveil.defenses.refiner.refinement import Refinement, importance, layer_numbers, project_on_ball, weighted_gap
 from gradveil.errors import DefenseOrder, ReplaceLayer, UsageError
-from gradveil.federation.client import run_client
-from gradveil.federation.engine import FederationSettings, train
-from gradveil.learning import Learner, TrainingSettings, loss_by_name
+from gradveil.federation.engine import train
+from gradveil.learning import Learner, loss_by_name
 from gradveil.models import build_model
 from gradveil.randomness import Seed
 from gradveil.records import Batch
+from gradveil.study.federation import FederationSettings
+from gradveil.study.local_training import TrainingSettings
 from gradveil.tensors import Named, norm, sub
 from gradveil.testing.defenses_scene import distance
 
@@ -45,7 +48,7 @@ class Roughness(nn.Module):
 def network(monkeypatch: pytest.MonkeyPatch) -> Roughness:
     """Put a network that needs no training in the place of the trained one."""
     judge = Roughness().eval().requires_grad_(False)
-    monkeypatch.setattr("gradveil.defenses.refiner.evaluation_network", lambda name, like: judge.to(like))
+    monkeypatch.setattr("gradveil.defenses.refiner.defense.evaluation_network", lambda name, like: judge.to(like))
     return judge
 
 

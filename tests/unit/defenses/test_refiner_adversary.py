@@ -10,17 +10,18 @@ import torch
 from torch import Tensor
 
 from gradveil.adversary import OBSERVED, OpenAdversary, prefixed
-from gradveil.audit.cells import Cell
-from gradveil.audit.subjects import build_subject, load_cell_data
+from gradveil.audit.scene import build_subject, load_cell_data
+from gradveil.client.update import run_client
 from gradveil.data import public_images
-from gradveil.defenses import Refiner, build_defense
-from gradveil.defenses.refiner import LAMBDA
-from gradveil.defenses.refiner_adversary import NOISE, DeblendingAdversary, MixtureAdversary, deblend, noise_of
-from gradveil.federation.client import run_client
-from gradveil.learning import Learner, TrainingSettings, loss_by_name
+from gradveil.defenses import build_defense
+from gradveil.defenses.refiner.adversary import NOISE, DeblendingAdversary, MixtureAdversary, deblend, noise_of
+from gradveil.defenses.refiner.defense import LAMBDA, Refiner
+from gradveil.learning import Learner, loss_by_name
 from gradveil.models import build_model
 from gradveil.randomness import Seed
 from gradveil.records import Batch, Observation, Reconstruction, ThreatModel, Update
+from gradveil.study.cell import Cell
+from gradveil.study.local_training import TrainingSettings
 from gradveil.tensors import Named
 from gradveil.testing.defenses import Check
 from gradveil.testing.defenses_adversary import ADVERSARY_CHECKS, ENOUGH, LOCAL_TRAINING, _share_won
@@ -32,7 +33,7 @@ from tests.unit.defenses.test_refiner import Roughness, make_learner, smooth_bat
 def network(monkeypatch: pytest.MonkeyPatch) -> Roughness:
     """Put a network that needs no training in the place of the trained one."""
     judge = Roughness().eval().requires_grad_(False)
-    monkeypatch.setattr("gradveil.defenses.refiner.evaluation_network", lambda name, like: judge.to(like))
+    monkeypatch.setattr("gradveil.defenses.refiner.defense.evaluation_network", lambda name, like: judge.to(like))
     return judge
 
 

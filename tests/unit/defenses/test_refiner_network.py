@@ -6,7 +6,7 @@ from torch import Tensor, nn
 
 from benchmarks.evaluation_network import measure
 from gradveil.data import load_data
-from gradveil.generators.store import load_network
+from gradveil.networks.store import load_network
 
 
 class Inverted(nn.Module):

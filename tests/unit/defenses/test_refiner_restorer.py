@@ -8,11 +8,13 @@ import pytest
 import torch
 from torch import Tensor
 
+from gradveil.client.update import run_client
 from gradveil.data import public_images
-from gradveil.defenses import Refiner, build_defense, refiner_restorer
-from gradveil.defenses.refiner_adversary import NOISE, deblend
-from gradveil.defenses.refiner_restorer import LEAST_SIDE, fit_restorer, public_pairs, restorer_for, with_contrast
-from gradveil.federation.client import run_client
+from gradveil.defenses import build_defense
+from gradveil.defenses.refiner import restorer as refiner_restorer
+from gradveil.defenses.refiner.adversary import NOISE, deblend
+from gradveil.defenses.refiner.defense import Refiner
+from gradveil.defenses.refiner.restorer import LEAST_SIDE, fit_restorer, public_pairs, restorer_for, with_contrast
 from gradveil.randomness import Seed
 from gradveil.records import Batch, Reconstruction
 from tests.unit.defenses.test_refiner import Roughness, make_learner, refined
@@ -25,7 +27,7 @@ SHAPE = (3, 16, 16)
 def network(monkeypatch: pytest.MonkeyPatch) -> Roughness:
     """Put a network that needs no training in the place of the trained one, and forget other tests' filters."""
     judge = Roughness().eval().requires_grad_(False)
-    monkeypatch.setattr("gradveil.defenses.refiner.evaluation_network", lambda name, like: judge.to(like))
+    monkeypatch.setattr("gradveil.defenses.refiner.defense.evaluation_network", lambda name, like: judge.to(like))
     monkeypatch.setattr(refiner_restorer, "_RECENT", [])
     return judge
 

@@ -10,13 +10,13 @@ import torch
 from torch import Tensor
 
 from gradveil.adversary import OpenAdversary
+from gradveil.client.update import run_client
 from gradveil.defenses import build_defense, chain
-from gradveil.defenses.shadow import Shadow
-from gradveil.defenses.shadow_adversary import ShadowAdversary, common_share
-from gradveil.defenses.shadow_fit import choose_generator, generator_on
-from gradveil.defenses.shadow_memory import record_keys
+from gradveil.defenses.shadow.adversary import ShadowAdversary, common_share
+from gradveil.defenses.shadow.defense import Shadow
+from gradveil.defenses.shadow.fit import choose_generator, generator_on
+from gradveil.defenses.shadow.memory import record_keys
 from gradveil.errors import BadUpdate, UsageError
-from gradveil.federation.client import run_client
 from gradveil.learning.losses import binary_cross_entropy
 from gradveil.randomness import Seed
 from gradveil.records import Batch, ModelSpec, Observation, Reconstruction, ThreatModel
@@ -234,7 +234,7 @@ def test_after_termination_a_step_is_three_passes() -> None:
 def test_batch_norm_statistics_count_where_batches_have_any() -> None:
     given = batch(4)
     for mode, expected in (("train", True), ("eval", False)):
-        from gradveil.defenses.shadow_fit import observe
+        from gradveil.defenses.shadow.fit import observe
 
         own = learner(norm=True, batch_norm=mode)
         seen = observe(own, given.inputs, given.targets, {})
@@ -260,7 +260,7 @@ def test_soft_labels_as_attackers_simulate_them() -> None:
 
 
 def test_works_behind_a_variational_bottleneck() -> None:
-    from gradveil.defenses import PRECODE
+    from gradveil.defenses.precode import PRECODE
 
     both = chain(PRECODE(latent=4), shadow())
     with torch.random.fork_rng(devices=[]):

@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from gradveil.defenses.shadow_fit import (
+from gradveil.defenses.shadow.fit import (
     ENOUGH,
     WARM_UP,
     Terms,
@@ -24,7 +24,8 @@ from gradveil.defenses.shadow_fit import (
     styles_of,
 )
 from gradveil.errors import UsageError
-from gradveil.generators.store import save_network
+from gradveil.networks.evaluation import EvaluationNetwork
+from gradveil.networks.store import save_network
 from gradveil.tensors import Named
 from gradveil.testing.shadow_scene import LATENT, batch, generator, learner
 
@@ -189,10 +190,8 @@ def test_fine_tuning_lowers_its_loss_and_moves_synthesis_alone(only: str) -> Non
 
 
 def test_only_style_generators_will_do(tmp_path: Path) -> None:
-    from gradveil.generators.dcgan import DCGAN
-
-    path = tmp_path / "dcgan.safetensors"
-    save_network(DCGAN(32, 3), path, {"network": "dcgan-32", "settings": {}}, half=True)
+    path = tmp_path / "evaluation.safetensors"
+    save_network(EvaluationNetwork(), path, {"network": "evaluation-32", "settings": {}}, half=True)
     with pytest.raises(UsageError, match="style generator"):
         generator_on(str(path), CPU, 16)
 

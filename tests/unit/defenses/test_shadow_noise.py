@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from gradveil.defenses.shadow_noise import (
+from gradveil.defenses.shadow.noise import (
     amplitude,
     equalise,
     error_map,

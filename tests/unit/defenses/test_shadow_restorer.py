@@ -8,10 +8,10 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from gradveil.data import load_data, public_images
-from gradveil.defenses import shadow_adversary
-from gradveil.defenses.shadow import Shadow
-from gradveil.defenses.shadow_adversary import public_pairs
-from gradveil.defenses.shadow_restorer import TOO_MUCH, fit_restorer
+from gradveil.defenses.shadow import adversary as shadow_adversary
+from gradveil.defenses.shadow.adversary import public_pairs
+from gradveil.defenses.shadow.defense import Shadow
+from gradveil.defenses.shadow.restorer import TOO_MUCH, fit_restorer
 from gradveil.learning.losses import binary_cross_entropy
 from gradveil.randomness import Seed
 from gradveil.records import Batch, Observation, Reconstruction, ThreatModel, Update

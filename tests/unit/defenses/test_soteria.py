@@ -12,15 +12,16 @@ from torch import Tensor, nn
 
 from benchmarks.soteria_mask import measure
 from gradveil.adversary import MASK
-from gradveil.attacks.labels import recover_labels
+from gradveil.attacks.engine.labels import recover_labels
+from gradveil.client.update import run_client
 from gradveil.defenses import ClientView, build_defense
 from gradveil.defenses.soteria import Soteria, column_mask, feature_sensitivities, last_linear_layer
 from gradveil.errors import UsageError
-from gradveil.federation.client import run_client
-from gradveil.learning import Learner, TrainingSettings, loss_by_name
+from gradveil.learning import Learner, loss_by_name
 from gradveil.models import build_model
 from gradveil.randomness import Seed
 from gradveil.records import Batch, ThreatModel
+from gradveil.study.local_training import TrainingSettings
 from gradveil.testing.defenses_scene import Scene, draw_batch
 
 GOLDEN: dict[str, dict[str, Any]] = json.loads(

@@ -14,9 +14,10 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from gradveil.defenses import Defense, EntryDropout, Pruning, TopK
-from gradveil.defenses.pruning import prune
-from gradveil.defenses.top_k import keep_largest
+from gradveil.defenses import Defense
+from gradveil.defenses.entry_dropout import EntryDropout
+from gradveil.defenses.pruning import Pruning, prune
+from gradveil.defenses.top_k import TopK, keep_largest
 from gradveil.errors import UsageError
 from gradveil.records import Update
 from gradveil.tensors import Named

@@ -11,13 +11,14 @@ import pytest
 import torch
 from torch import Tensor
 
+from gradveil.attacks.engine.objectives import OBJECTIVES
 from gradveil.attacks.linear_layer import layer_inputs
-from gradveil.attacks.objectives import OBJECTIVES
-from gradveil.defenses import Chain, GaussianNoise, SVDefense, build_defense
-from gradveil.defenses.svdefense import layer_weights_by_entropy
-from gradveil.defenses.svdefense_adversary import TruncationAdversary
-from gradveil.defenses.tilt import LEFT_SHARE, tilted
-from gradveil.defenses.truncation import ChannelWeights, rank_above, spectral_entropy, truncate
+from gradveil.defenses import Chain, build_defense
+from gradveil.defenses.gaussian_noise import GaussianNoise
+from gradveil.defenses.svdefense.adversary import TruncationAdversary
+from gradveil.defenses.svdefense.defense import SVDefense, layer_weights_by_entropy
+from gradveil.defenses.svdefense.tilt import LEFT_SHARE, tilted
+from gradveil.defenses.svdefense.truncation import ChannelWeights, rank_above, spectral_entropy, truncate
 from gradveil.errors import BadUpdate, DefenseOrder, UsageError
 from gradveil.records import Batch, Payload, Update
 from gradveil.tensors import Named

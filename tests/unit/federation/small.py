@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from gradveil.data import Dataset
-from gradveil.federation.engine import FederationSettings
+from gradveil.study.federation import FederationSettings
 
 CLASSES = 3
 

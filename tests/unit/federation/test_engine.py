@@ -8,15 +8,17 @@ from typing import Any
 import pytest
 import torch
 
+from gradveil.client.update import ClientResult, horizontal_fault, run_client
 from gradveil.defenses import DEFENSES
 from gradveil.errors import ReplaceLayer, UsageError
 from gradveil.federation import engine
-from gradveil.federation.client import ClientResult, horizontal_fault, run_client
-from gradveil.federation.engine import FederationSettings, RoundRecord, train
+from gradveil.federation.engine import train
 from gradveil.federation.setup import build_federation
 from gradveil.learning.losses import cross_entropy
 from gradveil.models import build_model
 from gradveil.randomness import Seed
+from gradveil.study.federation import FederationSettings
+from gradveil.study.training_result import RoundRecord, TrainingResult
 from gradveil.tensors import Named
 from tests.unit.federation.small import CLASSES, settings, shapes
 
@@ -24,7 +26,7 @@ TRAIN, TEST = shapes(46), shapes(30, seed=1)
 FIRST = "2.weight"
 
 
-def run(asked: FederationSettings, **more: Any) -> engine.TrainingResult:
+def run(asked: FederationSettings, **more: Any) -> TrainingResult:
     return train(asked, dataset=TRAIN, test=TEST, **more)
 
 

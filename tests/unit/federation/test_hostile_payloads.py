@@ -11,8 +11,9 @@ import pytest
 import torch
 from torch import Tensor
 
+from gradveil.client.update import run_client
 from gradveil.defenses import DEFENSES, Defense, build_defense
-from gradveil.federation import Server, receive, run_client
+from gradveil.federation import Server, receive
 from gradveil.federation.setup import build_federation
 from gradveil.records import Payload
 from tests.unit.federation.small import settings, shapes

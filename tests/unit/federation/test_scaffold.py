@@ -10,16 +10,18 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
-from gradveil.defenses import ClientView, Defense, DefenseCard, NoDefense, State
+from gradveil.client.local_training import LocalTraining
+from gradveil.client.update import run_client
+from gradveil.defenses import ClientView, Defense, DefenseCard, State
+from gradveil.defenses.none import NoDefense
 from gradveil.errors import UsageError
-from gradveil.federation import run_client
-from gradveil.federation.local_training import LocalTraining
 from gradveil.federation.scaffold import Scaffold
 from gradveil.federation.server import Reception, Server, receive
-from gradveil.learning import Learner, TrainingSettings
+from gradveil.learning import Learner
 from gradveil.learning.losses import mean_squared_error
 from gradveil.randomness import Seed
 from gradveil.records import Batch, ModelSpec, Update
+from gradveil.study.local_training import TrainingSettings
 from gradveil.tensors import Named
 
 CLIENTS, STEPS, RATE, ROUNDS, FEATURES = 4, 3, 0.05, 3, 5

@@ -12,7 +12,8 @@ import pytest
 import torch
 from torch import nn
 
-from gradveil.defenses import Defense, DefenseCard, NoDefense
+from gradveil.defenses import Defense, DefenseCard
+from gradveil.defenses.none import NoDefense
 from gradveil.errors import BadUpdate
 from gradveil.federation.server import Server, receive
 from gradveil.records import ModelSpec, Payload, Role, Update

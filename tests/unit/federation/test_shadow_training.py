@@ -10,7 +10,8 @@ import torch
 from safetensors import safe_open
 
 from gradveil.data import Dataset, load_data
-from gradveil.federation.engine import FederationSettings, train
+from gradveil.federation.engine import train
+from gradveil.study.federation import FederationSettings
 from gradveil.testing.shadow_scene import generator
 
 

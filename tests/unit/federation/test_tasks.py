@@ -14,7 +14,7 @@ from gradveil.cli import main
 from gradveil.errors import UsageError
 from gradveil.federation.engine import train
 from gradveil.federation.setup import build_federation
-from gradveil.metrics import dice
+from gradveil.learning.task import dice
 from gradveil.report import write_report
 from tests.unit.federation.small import settings
 

@@ -12,17 +12,19 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
+from gradveil.client.embedding import read_embedding, run_party, vertical_fault
 from gradveil.data import Columns, Dataset, Division, LeftRight, TopBottom, Whole
 from gradveil.defenses import build_defense
 from gradveil.defenses.base import ClientView, Defense, DefenseCard, State
 from gradveil.errors import BadUpdate, ReplaceLayer, UsageError
-from gradveil.federation.parties import JoinedModel, build_parties, read_embedding, run_party, vertical_fault
+from gradveil.federation.parties import JoinedModel, build_parties
 from gradveil.federation.vertical import VerticalFederation, VerticalState
-from gradveil.learning import EmbeddingLearner, TrainingSettings, loss_by_name
+from gradveil.learning import EmbeddingLearner, loss_by_name
 from gradveil.learning.embedding import EMBEDDING, EMBEDDING_GRADIENT
 from gradveil.models import build_model, split_model
 from gradveil.randomness import Seed
 from gradveil.records import Batch, Payload
+from gradveil.study.local_training import TrainingSettings
 from tests.unit.federation.small import shapes
 
 LOSS = loss_by_name("cross_entropy")

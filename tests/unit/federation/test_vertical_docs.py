@@ -8,8 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from gradveil.audit.plan import Plan
 from gradveil.data import DIVISIONS
+from gradveil.run.grid import cells_of
+from gradveil.study.plan import Plan
 
 PAGE = (Path(__file__).parents[3] / "docs" / "vertical.md").read_text(encoding="utf-8")
 
@@ -23,12 +24,12 @@ def test_the_code_on_the_page_runs_and_learns(capsys: pytest.CaptureFixture[str]
 
 def test_the_plan_on_the_page_has_the_rows_it_says() -> None:
     block, trained = re.findall(r"```toml\n(.*?)```", PAGE, re.DOTALL)
-    cells = Plan.from_dict(tomllib.loads(block)).cells()
+    cells = cells_of(Plan.from_dict(tomllib.loads(block)))
     pruned = {cell.cut for cell in cells if cell.defense.startswith("pruning")}
     noisy = {cell.cut for cell in cells if cell.defense.startswith("embedding_noise")}
     assert pruned == {""} and noisy == {"cut1", "cut2"}
     plan = Plan.from_dict(tomllib.loads(trained))
-    assert plan.utility is not None and {cell.cut for cell in plan.cells()} == {"cut1"}
+    assert plan.utility is not None and {cell.cut for cell in cells_of(plan)} == {"cut1"}
 
 
 def test_the_parts_on_the_page_can_be_built() -> None:

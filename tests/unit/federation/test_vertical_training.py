@@ -9,13 +9,14 @@ import pytest
 import torch
 
 from gradveil.data import Dataset, load_data
-from gradveil.defenses import DEFENSES, Defense, NoDefense
+from gradveil.defenses import DEFENSES, Defense
 from gradveil.defenses.base import ClientView, State
+from gradveil.defenses.none import NoDefense
 from gradveil.errors import UsageError
-from gradveil.federation.history import TrainingResult
-from gradveil.federation.settings import FederationSettings
 from gradveil.federation.setup import build_federation
 from gradveil.federation.vertical_training import build_vertical, train_vertical
+from gradveil.study.federation import FederationSettings
+from gradveil.study.training_result import TrainingResult
 
 MLP = "mlp(hidden=32)"
 SETTINGS = FederationSettings(data="digits", model=MLP, rounds=2, minibatch=32, learning_rate=0.1)

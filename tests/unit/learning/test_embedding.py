@@ -8,7 +8,7 @@ from torch.func import functional_call, vmap
 from gradveil.errors import UsageError
 from gradveil.learning import EmbeddingLearner, Learner, loss_by_name
 from gradveil.learning.embedding import EMBEDDING, EMBEDDING_GRADIENT
-from gradveil.risk.jacobians import gradient_jacobian
+from gradveil.spectra.jacobians import gradient_jacobian
 
 LOSS = loss_by_name("cross_entropy")
 

@@ -11,8 +11,9 @@ from torch import Tensor, nn
 from torch.func import grad, vmap
 
 from gradveil.errors import UsageError
-from gradveil.learning import LOSSES, Learner, TrainingSettings, loss_by_name
+from gradveil.learning import LOSSES, Learner, loss_by_name
 from gradveil.learning.losses import binary_cross_entropy, cross_entropy, mean_squared_error
+from gradveil.study.local_training import TrainingSettings
 from gradveil.tensors import Named
 
 

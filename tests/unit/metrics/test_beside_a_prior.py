@@ -119,7 +119,7 @@ def test_the_contract_finds_a_blind_metric_that_peeks() -> None:
 
 
 def test_without_weights_nothing_stands_in(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "gradveil.generators.store", None)
+    monkeypatch.setitem(sys.modules, "gradveil.networks.store", None)
     with pytest.raises(Unavailable, match="evaluation-32"):
         predicted_noise(torch.rand(1, 3, 8, 8), torch.rand(1, 3, 8, 8))
 

@@ -7,10 +7,11 @@ import torch
 from torch.func import grad, vmap
 
 from gradveil.errors import UsageError
-from gradveil.learning import Learner, TrainingSettings, loss_by_name
+from gradveil.learning import Learner, loss_by_name
 from gradveil.models import build_model, parameter_count
 from gradveil.models.batch_norm import batch_norm_layers
 from gradveil.randomness import Seed
+from gradveil.study.local_training import TrainingSettings
 
 
 def build(spelling: str = "unet(width=4)", side: int = 8) -> torch.nn.Module:

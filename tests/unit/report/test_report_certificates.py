@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from gradveil.report import write_report
-from gradveil.report.load import load_results
-from gradveil.report.words import costs
+from gradveil.study.load import load_results
+from gradveil.verdict.words import costs
 from tests.unit.report.example_results import DEFENSES, make_results
 
 

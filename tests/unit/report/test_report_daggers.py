@@ -7,8 +7,8 @@ from pathlib import Path
 
 from gradveil.report import write_report
 from gradveil.report.daggers import setting_daggers
-from gradveil.report.load import load_results
-from gradveil.report.verdict import settings_of
+from gradveil.study.load import load_results
+from gradveil.verdict.status import settings_of
 from tests.unit.report.example_results import make_results
 
 

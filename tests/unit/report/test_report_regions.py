@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from gradveil.report import write_report
-from gradveil.report.load import load_results
+from gradveil.study.load import load_results
 from tests.unit.report.example_results import make_results
 
 HEADING = "Nearly identified, and the part of the picture that matters"

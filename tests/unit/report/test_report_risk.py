@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from gradveil.report import write_report
-from gradveil.report.load import load_results
 from gradveil.report.risk_views import exposed, risk_section, scatter, told_coefficient
-from gradveil.report.risks import Coefficient
+from gradveil.study.load import load_results
+from gradveil.study.risks import Coefficient
 from tests.unit.report.example_results import HOSTILE, make_results
 from tests.unit.report.test_report_certificates import change, text_of
 

@@ -12,10 +12,10 @@ from xml.etree import ElementTree
 import pytest
 
 from gradveil.report import write_report
-from gradveil.report.load import load_results
-from gradveil.report.numbers import accuracy, points, ratio
-from gradveil.report.results import Estimate
 from gradveil.report.utility_charts import curve_panels, decision_chart
+from gradveil.study.load import load_results
+from gradveil.study.results import Estimate
+from gradveil.verdict.numbers import accuracy, points, ratio
 from tests.unit.report.example_results import DEFENSES, FAIL, HOSTILE, make_results
 from tests.unit.report.example_trainings import training_key
 

@@ -10,19 +10,19 @@ from typing import Any
 import pytest
 import torch
 
+from gradveil.client.guarantees import privacy_of
+from gradveil.client.update import run_client
 from gradveil.data import load_data
 from gradveil.defenses import DEFENSES, build_defense
 from gradveil.errors import UsageError
-from gradveil.federation.client import run_client
 from gradveil.learning import Learner, loss_by_name
-from gradveil.learning.settings import TrainingSettings
 from gradveil.models import build_model
+from gradveil.proofs.bounds import gaussian_bound, mixed_bound, sampled_bound
 from gradveil.randomness import Seed
 from gradveil.records import Batch, ModelSpec
-from gradveil.risk import privacy_of
-from gradveil.risk.bounds import gaussian_bound, mixed_bound, sampled_bound
 from gradveil.risk.candidates import candidate_scores, flat, strict_hits, without_noise
 from gradveil.risk.certificates import Certificate, certificate_from, certificate_of
+from gradveil.study.local_training import TrainingSettings
 
 NOISY = "clipping(bound=1) + gaussian_noise(std=1)"
 CLASSES = 4

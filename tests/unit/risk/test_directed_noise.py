@@ -7,15 +7,16 @@ import torch
 
 from gradveil.defenses import build_defense
 from gradveil.errors import UsageError
-from gradveil.learning import Learner, TrainingSettings, loss_by_name
+from gradveil.learning import Learner, loss_by_name
 from gradveil.learning.embedding import EmbeddingLearner
 from gradveil.models import build_model
 from gradveil.randomness import Seed
 from gradveil.records import Batch
 from gradveil.risk.exposure import Assessment, assess, defended_release
 from gradveil.risk.invloss import RankVariances, inversion_loss
-from gradveil.risk.jacobians import gradient_jacobian
-from gradveil.risk.spectra import spectrum
+from gradveil.spectra.jacobians import gradient_jacobian
+from gradveil.spectra.spectrum import spectrum
+from gradveil.study.local_training import TrainingSettings
 
 SHAPE = (1, 8, 8)
 BATCH = Batch(torch.rand((2, *SHAPE), generator=Seed(1).generator("inputs")), torch.tensor([0, 2]))

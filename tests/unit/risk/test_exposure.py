@@ -20,7 +20,7 @@ from gradveil.records import Batch, Update
 from gradveil.risk.calibration import built_in_calibration, calibrate, read_alpha
 from gradveil.risk.exposure import Assessment, assess, defended_release
 from gradveil.risk.invre import risk_score
-from gradveil.risk.spectra import Spectrum, spectrum
+from gradveil.spectra.spectrum import Spectrum, spectrum
 
 SHAPE = (1, 6, 6)
 BATCH = Batch(torch.rand((3, *SHAPE), generator=Seed(1).generator("inputs")), torch.tensor([0, 1, 2]))

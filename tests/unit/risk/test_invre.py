@@ -12,8 +12,8 @@ from gradveil.randomness import Seed
 from gradveil.risk.fisher import diagonal_leakage, fisher_leakage
 from gradveil.risk.invloss import inversion_loss, pruning_lower_bound
 from gradveil.risk.invre import GAP_RULES, band_of, invre, rank_weights, risk_score
-from gradveil.risk.jacobians import jacobian_of
-from gradveil.risk.spectra import Spectrum, spectrum
+from gradveil.spectra.jacobians import jacobian_of
+from gradveil.spectra.spectrum import Spectrum, spectrum
 
 
 def made(values: list[float], projections: list[float], *, outside: float = 0.0, outputs: int = 100) -> Spectrum:

@@ -19,8 +19,8 @@ from gradveil.records import Batch
 from gradveil.risk.calibration import read_alpha
 from gradveil.risk.exposure import assess
 from gradveil.risk.invre import risk_score
-from gradveil.risk.jacobians import gradient_jacobian
-from gradveil.risk.spectra import spectrum
+from gradveil.spectra.jacobians import gradient_jacobian
+from gradveil.spectra.spectrum import spectrum
 
 SHAPE = (3, 12, 12)
 CUTS = ("cut1", "cut2", "cut3")

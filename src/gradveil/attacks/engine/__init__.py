@@ -1,0 +1,1 @@
+"""Parts that optimising attacks share: the loop, objectives, priors, optimisers, labels."""

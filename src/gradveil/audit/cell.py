@@ -1,0 +1,298 @@
+"""Measure one cell: let the clients send, let the ensemble attack, and judge what it found beside the nulls."""
+
+from __future__ import annotations
+
+import hashlib
+import resource
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from gradveil.attacks import Attack, Desk, Ensemble, Referee, informed_twins, launch, line_up, resolve
+from gradveil.audit.certified import certify, guarantee_of
+from gradveil.audit.judge import Scored, best_by_truth, null_rows, per_recipe, score, select
+from gradveil.audit.regions import region_of_cell
+from gradveil.audit.risks import CellRisk, risk_of_cell
+from gradveil.audit.scene import Subject, build_subject, load_cell_data
+from gradveil.audit.threat import threat_of
+from gradveil.audit.trust import LARGE_REGRET_DB, Evidence, run_checks
+from gradveil.client.send import send
+from gradveil.data import Dataset
+from gradveil.defenses import build_defense, parts_of
+from gradveil.errors import UsageError
+from gradveil.metrics import median, wilson
+from gradveil.randomness import Seed
+from gradveil.records import Observation, Reconstruction
+from gradveil.storage.partial import Shelf
+from gradveil.study.cell import CELL_FORMAT, Cell
+from gradveil.wire import encode_dense, tensor_bytes
+
+__all__ = ["CellResult", "attack_all", "planned_steps", "run_cell"]
+
+STEP_LIMIT = 1_000_000
+LATENCY_ROUNDS = 30
+LATENCY_SECONDS = 3.0
+
+
+@dataclass(frozen=True)
+class CellResult:
+    """One cell: what is the same on every run, what is not, and the pictures."""
+
+    record: dict[str, Any]
+    timing: dict[str, Any]
+    pictures: dict[str, Any]
+
+
+def run_cell(
+    cell: Cell,
+    dataset: Dataset | None = None,
+    *,
+    key: str = "",
+    report: Callable[[int, int], None] | None = None,
+    work: Path | None = None,
+) -> CellResult:
+    """Attack one cell with its ensemble and judge the result.
+
+    Args:
+        cell: The settings.
+        dataset: Its data, where it is already loaded.
+        key: Under which the result is kept.
+        report: Told ``(steps done, steps planned)``, in candidate-steps, as the attack goes on.
+        work: Where attackers' finds are kept until the cell is done, so that a killed run need not repeat them.
+    """
+    started = time.perf_counter()
+    dataset = dataset or load_cell_data(cell)
+    ensemble = resolve(cell.ensemble, threat_of(cell).sees)
+    subject = build_subject(cell, dataset, ensemble.rehearsals)
+    counter = _Counter(report)
+    desk = subject.desk(STEP_LIMIT, counter)
+    everyone = [t.observation for t in (*subject.targets, *subject.rehearsals)]
+    attacks = line_up(ensemble, everyone[0], desk)
+    if not attacks:
+        raise UsageError(f"no attack of {ensemble.name!r} applies to this model and batch size; choose another ensemble")
+    shelf = Shelf(work, cell.device)
+    # What an earlier run did is neither planned nor done in this one, or the time left would be wrong.
+    counter.planned = planned_steps([a for place, a in enumerate(attacks) if not shelf.has(place)], desk, len(everyone))
+    found = attack_all(attacks, everyone, desk, shelf)
+    count = len(subject.targets)
+    referee = Referee.rehearsed(
+        [r.observation for r in subject.rehearsals],
+        [(r.replayed_inputs, r.batch.targets.to(cell.device)) for r in subject.rehearsals],
+        [r.batch.inputs.to(cell.device) for r in subject.rehearsals],
+        found[count:],
+    )
+    risk = risk_of_cell(subject)
+    record, pictures = _judge(subject, ensemble, desk, found[:count], referee, risk)
+    seconds, steps = time.perf_counter() - started + shelf.seconds, counter.done + shelf.steps
+    timing = {
+        "key": key,
+        "seconds": round(seconds, 3),
+        "attack_steps": steps,
+        "steps_per_second": round(steps / max(seconds, 1e-9), 1),
+        "risk_seconds": round(risk.seconds, 3) if risk else 0.0,
+        "peak_memory_mb": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024,
+        **_latency(subject),
+    }
+    return CellResult({"format": CELL_FORMAT, "key": key, **record}, timing, pictures)
+
+
+class _Counter:
+    """Counts candidate-steps and passes them on."""
+
+    def __init__(self, report: Callable[[int, int], None] | None) -> None:
+        self.done = self.planned = 0
+        self._report = report
+
+    def __call__(self, steps: int) -> None:
+        self.done += steps
+        if self._report is not None:
+            self._report(self.done, self.planned)
+
+
+def planned_steps(attacks: Sequence[Attack], desk: Desk, observations: int) -> int:
+    """Return the candidate-steps the attacks would spend if none stopped early."""
+    return sum(desk.steps(getattr(a, "steps", 1)) * getattr(a, "restarts", 1) * observations for a in attacks)
+
+
+def attack_all(
+    attacks: Sequence[Attack], observations: Sequence[Observation], desk: Desk, shelf: Shelf | None = None
+) -> list[list[Reconstruction]]:
+    """Launch every attacker on all observations together; return the candidates of each observation."""
+    found: list[list[Reconstruction]] = [[] for _ in observations]
+    shelf = shelf or Shelf(None)
+    for place, attack in enumerate(attacks):
+        candidates = shelf.take(place)
+        if candidates is None:
+            begun = time.perf_counter()
+            candidates = launch(attack, observations, desk)
+            shelf.put(place, candidates, time.perf_counter() - begun)
+        for candidate in (*candidates, *informed_twins(candidates, observations)):
+            found[candidate.target].append(candidate)
+    return found
+
+
+def _judge(
+    subject: Subject,
+    ensemble: Ensemble,
+    desk: Desk,
+    candidates: Sequence[Sequence[Reconstruction]],
+    referee: Referee,
+    risk: CellRisk | None,
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    seed = Seed(subject.cell.seed).child("summary")
+    chosen = select(subject, candidates, referee)
+    assert chosen is not None  # every target has candidates
+    kept, verdicts = chosen
+    rows: dict[str, Scored | None] = {
+        "selected": score(subject, kept),
+        "best_by_truth": score(subject, best_by_truth(subject, candidates)),
+    }
+    for name, stances in (("plain", ("plain",)), ("informed", ("informed", "straight_through", "averaged", "zero_mask"))):
+        restricted = select(subject, candidates, referee, stances)
+        rows[name] = score(subject, restricted[0]) if restricted else None
+    selected, best = rows["selected"], rows["best_by_truth"]
+    assert selected is not None and best is not None
+    nulls = null_rows(subject, ensemble, desk, len(candidates[0]), selected)
+    certificate = certify(subject)
+    attackers = per_recipe(subject, candidates, referee, kept, seed)
+    evidence = Evidence(subject, candidates, kept, verdicts, referee, selected, best, nulls, certificate, attackers)
+    records = _records(subject, selected, best, kept)
+    record = {
+        "cell": {**subject.cell.as_dict(), "ensemble": ensemble.name, "threads": torch.get_num_threads()},
+        "defense": _describe_defense(subject),
+        "threat": subject.targets[0].observation.threat.as_dict(),
+        "n": len(subject.positions),
+        "candidates": len(subject.candidates),
+        "chance": 1 / len(subject.candidates),
+        **{name: row.summary(seed.child(name)) if row else None for name, row in rows.items()},
+        "region": region_of_cell(subject, {**rows, "data_mean": nulls["data_mean"]}, seed.child("region")),
+        "regret_db": _regret(selected, best),
+        "attackers": attackers,
+        "nulls": {name: null.summary(seed.child("null", name)) for name, null in nulls.items()},
+        "bar": _bar(nulls, seed),
+        "records": records,
+        "checks": [check.as_dict() for check in run_checks(evidence)],
+        "bytes": _bytes(subject),
+        "certificate": certificate,
+        "risk": _risk(risk, records, rows, selected) if risk else None,
+    }
+    pictures = {name: row.images.numpy().astype(np.float32) for name, row in rows.items() if row is not None}
+    pictures["original"] = torch.cat([t.batch.inputs for t in subject.targets]).numpy().astype(np.float32)
+    pictures |= {f"null_{name}": nulls[name].images.numpy().astype(np.float32) for name in ("grey", "data_mean", "prior_only")}
+    return record, pictures
+
+
+def _risk(risk: CellRisk, records: Sequence[dict[str, Any]], rows: dict[str, Scored | None], selected: Scored) -> dict[str, Any]:
+    """Return the scores beside the error of the attackers who know the defense; where there are none, of those there are."""
+    informed = rows["informed"]
+    errors = (informed or selected).column("mse")
+    return risk.as_dict([str(record["pseudonym"]) for record in records], errors, "informed" if informed else "plain")
+
+
+def _regret(selected: Scored, best: Scored) -> dict[str, Any]:
+    chosen, limit = selected.values["psnr"], best.values["psnr"]
+    assert isinstance(chosen, torch.Tensor) and isinstance(limit, torch.Tensor)
+    regret = (limit - chosen).clamp_min(0)
+    middle = median(regret)
+    return {"median": middle, "worst": float(regret.max()), "flagged": middle > LARGE_REGRET_DB}
+
+
+def _bar(nulls: dict[str, Scored], seed: Seed) -> dict[str, Any]:
+    shares = {name: int((null.rank == 1).sum()) for name, null in nulls.items()}
+    n = len(next(iter(nulls.values())).rank)
+    top = max(shares, key=lambda name: shares[name])
+    psnrs = {name: median(v) for name, null in nulls.items() if isinstance(v := null.values["psnr"], torch.Tensor)}
+    best = max(psnrs, key=lambda name: psnrs[name])
+    return {
+        "identified": {"null": top, "value": shares[top] / n, "high": wilson(shares[top], n)[1]},
+        "psnr": {"null": best, "value": psnrs[best]},
+    }
+
+
+def _describe_defense(subject: Subject) -> dict[str, Any]:
+    parts = parts_of(subject.defense)
+    ladder = [type(parts[0])(**rung) for rung in parts[0].card.ladder] if len(parts) == 1 else []
+    return {
+        "spelling": subject.cell.defense,
+        "parts": [part.card.name for part in parts],
+        "rung": ladder.index(parts[0]) + 1 if parts[0] in ladder else None,
+        "rungs": len(ladder),
+        "random": any(part.random for part in parts),
+        "acts_on": sorted({station for part in parts for station in part.card.acts_on}),
+        "secure_aggregation": all(part.card.secure_aggregation for part in parts),
+        "guarantee": guarantee_of(subject).as_dict(),
+        "measured": _measured(subject),
+    }
+
+
+def _measured(subject: Subject) -> dict[str, float]:
+    """Return what the defense tells about itself, in the mean over targets."""
+    names = dict.fromkeys(name for target in subject.targets for name in target.measured)
+    return {name: sum(t.measured.get(name, 0.0) for t in subject.targets) / len(subject.targets) for name in names}
+
+
+def _records(subject: Subject, selected: Scored, best: Scored, kept: Sequence[Reconstruction]) -> list[dict[str, Any]]:
+    size = len(subject.targets[0].batch)
+    columns = {name: selected.column(name) for name in ("psnr", "ssim", "mse", "lpips")}
+    limit = best.column("psnr")
+    dense = subject.dataset.dense
+    labels = [None] * len(subject.indices) if dense else torch.cat([t.batch.targets for t in subject.targets]).tolist()
+    rows = []
+    for i, index in enumerate(subject.indices):
+        found, top = columns["psnr"][i], limit[i]
+        owners = subject.dataset.owners
+        rows.append(
+            {
+                "pseudonym": _pseudonym("r", subject.dataset.records[index], subject),
+                "owner": _pseudonym("o", owners[index], subject) if owners else None,
+                "label": labels[i],
+                "label_correct": bool(selected.labels[i] > 0.5) if selected.labels is not None else None,
+                "identified": bool(selected.rank[i] == 1),
+                "rank": int(selected.rank[i]),
+                **{name: column[i] for name, column in columns.items()},
+                "recipe": kept[i // size].recipe,
+                "stance": kept[i // size].stance,
+                "regret_db": max(0.0, (top or 0.0) - (found or 0.0)),
+            }
+        )
+    return rows
+
+
+def _pseudonym(kind: str, identity: str, subject: Subject) -> str:
+    """Return a name that is stable within this data set and seed but does not reveal the id without the data.
+
+    The salt is a digest of its own: the ordinary one stands in alpha.json and risk.json, and with it ids could be guessed.
+    """
+    salt = f"{subject.dataset.digest('pseudonyms')}|{subject.cell.seed}|{kind}|{identity}"
+    return f"{kind}-{hashlib.sha256(salt.encode()).hexdigest()[:10]}"
+
+
+def _bytes(subject: Subject) -> dict[str, int]:
+    target = subject.targets[0]
+    dense = tensor_bytes(encode_dense(target.observation.update))
+    return {"up": tensor_bytes(target.sent[0]), "dense": dense}
+
+
+def _latency(subject: Subject) -> dict[str, float]:
+    """Time one client's update with and without the defense: best of many, interleaved, so that load harms both alike."""
+    batch = subject.targets[0].batch
+    size = subject.cell.batch_size
+    small = type(batch)(batch.inputs[:size].to(subject.cell.device), batch.targets[:size].to(subject.cell.device))
+    plain = build_defense("none")
+    times: dict[str, list[float]] = {"defense_ms": [], "undefended_ms": []}
+    begin = time.perf_counter()
+    for _ in range(LATENCY_ROUNDS):
+        if time.perf_counter() - begin > LATENCY_SECONDS and times["defense_ms"]:
+            break
+        for name, defense in (("defense_ms", subject.defense), ("undefended_ms", plain)):
+            begun = time.perf_counter()
+            send(subject.learner, small, defense, Seed(0), public=subject.public)
+            times[name].append(1000 * (time.perf_counter() - begun))
+    best = {name: round(min(values), 3) for name, values in times.items()}
+    # Without a defense the two are one measurement, and noise must not make them differ.
+    return best if subject.defense != plain else {name: min(best.values()) for name in best}

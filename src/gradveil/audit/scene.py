@@ -1,0 +1,336 @@
+"""What an audit attacks: real clients running real defenses on chosen records, and what crosses the wire from them.
+
+This is the only place where truth and observation meet; attacks receive the observations alone.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from gradveil.attacks.base import Desk
+from gradveil.audit.party import build_party, own_data, own_part
+from gradveil.audit.threat import threat_of
+from gradveil.client.send import send
+from gradveil.data import Dataset, foreground, load_source, public_images
+from gradveil.defenses import Defense, build_defense, parts_of
+from gradveil.defenses.base import MEASURED
+from gradveil.errors import UsageError
+from gradveil.learning import Learner, loss_by_name
+from gradveil.models import build_model
+from gradveil.models.batch_norm import batch_norm_layers
+from gradveil.randomness import Seed
+from gradveil.records import Batch, Knowledge, Observation, Payload, ThreatModel, Update
+from gradveil.registry import parse_call
+from gradveil.study.cell import Cell
+from gradveil.study.training import Training
+from gradveil.tensors import Named
+
+__all__ = ["Subject", "Target", "build_learner", "build_subject", "check_masks", "load_cell_data"]
+
+CANDIDATES = 256
+PUBLIC = 32
+"""Public inputs that the clients of an audit may use, as many as those of a training have."""
+
+
+@dataclass(frozen=True)
+class Target:
+    """One update under attack, with the truth behind it, what really crossed the wire, and what the defense told its client."""
+
+    observation: Observation
+    batch: Batch
+    trained_inputs: Tensor
+    sent: tuple[Payload, ...]
+    measured: Mapping[str, float] = field(default_factory=dict)
+
+    @property
+    def replayed_inputs(self) -> Tensor:
+        """The inputs that an attacker who knows the defense replays: those trained on, or the raw ones, on the same device."""
+        raw = self.observation.adversary.replays_raw
+        return self.batch.inputs.to(self.trained_inputs) if raw else self.trained_inputs
+
+
+@dataclass(frozen=True)
+class Subject:
+    """Everything a cell needs: targets, the attacker's own rehearsals, and the candidates for identification.
+
+    Attributes:
+        cell: The settings.
+        dataset: The audited data.
+        own: What the sender has of it: all, or the features of the attacked party of vertical learning.
+        defense: The defense under test.
+        learner: The client's local training at the global weights of the first round.
+        targets: Updates of audited records.
+        rehearsals: Updates of public inputs, made by the attacker with the same client code.
+        candidates: (M, ...) inputs among which an original must be the nearest to count as identified.
+        candidate_labels: (M,) their labels.
+        positions: For every attacked record, its row in ``candidates``.
+        indices: For every attacked record, its row in the dataset.
+        public: (P, ...) public inputs every client has, and the attacker too; others than those it rehearses on.
+    """
+
+    cell: Cell
+    dataset: Dataset
+    own: Dataset
+    defense: Defense
+    learner: Learner
+    targets: tuple[Target, ...]
+    rehearsals: tuple[Target, ...]
+    candidates: Tensor
+    candidate_labels: Tensor
+    positions: tuple[int, ...]
+    indices: tuple[int, ...]
+    public: Tensor
+
+    def desk(self, budget: int, progress: Callable[[int], None] | None = None) -> Desk:
+        """Return the attacker's desk, with the defended client's code on the attacker's own data."""
+        parts = parts_of(self.defense)
+        idle = all(not part.stations() for part in parts)
+        return Desk(
+            seed=Seed(self.cell.seed).child("attacker"),
+            budget=self.cell.steps or budget,
+            execution=self.cell.execution,
+            simulate=None if idle else self._simulate,
+            progress=progress,
+            random_defense=any(part.random for part in parts),
+        )
+
+    def _simulate(self, inputs: Tensor, targets: Tensor, draw: int) -> tuple[Named, ...]:
+        return self.replay(Batch(inputs, targets), self.defense.quick(), Seed(self.cell.seed).child("simulated", draw))
+
+    def replay(self, batch: Batch, defense: Defense, seed: Seed) -> tuple[Named, ...]:
+        """Return what the server would read, round by round, if the clients had these records and this defense."""
+        learners = self.targets[0].observation.learners
+        updates, *_ = _send(learners, batch, defense, seed, self.public)
+        return tuple(update.weights for update in updates)
+
+
+def load_cell_data(cell: Cell | Training) -> Dataset:
+    """Load the audited data."""
+    return load_source(cell)
+
+
+def check_masks(dataset: Dataset, known: bool) -> None:
+    """Refuse to attack updates from masks that the attacker is not given: nothing here recovers them."""
+    if dataset.dense and not known:
+        raise UsageError(
+            f"{dataset.name!r} has masks, and no attack here recovers masks from an update; let the attacker know them with "
+            "--known-labels, or known_labels = true in [training]"
+        )
+
+
+def build_learner(cell: Cell, dataset: Dataset, defense: Defense) -> Learner:
+    """Build the global model in its training state, as the defense adapts it, with the cell's local training.
+
+    Of a model that is cut, the bottom model of the attacked party.
+    """
+    if cell.cut:
+        return build_party(cell, dataset, defense, lambda joined: _train(joined, dataset, cell))
+    seed = Seed(cell.seed).child("model")
+    model = build_model(
+        cell.model,
+        input_shape=dataset.input_shape,
+        classes=dataset.classes,
+        seed=seed,
+        weights=cell.weights or None,
+        dense=dataset.dense,
+    )
+    adapted = defense.adapt_model(model)
+    loss = loss_by_name(cell.loss)
+    loss = adapted.adapt_loss(loss) if adapted.adapt_loss else loss
+    learner = Learner.of(adapted.model, loss, cell.training().replace(clients=1)).to(torch.device(cell.device))
+    if not cell.bn_statistics:
+        learner = learner.replace(running={})
+    per_client = cell.batch_size
+    noise = {
+        name: torch.zeros((cell.training().steps(per_client), per_client, *shape), device=cell.device)
+        for name, shape in adapted.noise_shapes.items()
+    }
+    return _train(learner.replace(noise=noise), dataset, cell)
+
+
+def _train(learner: Learner, dataset: Dataset, cell: Cell) -> Learner:
+    """Bring the model to the training state the cell asks for."""
+    name, settings = parse_call(cell.state)
+    if name in ("untrained", "given"):
+        return learner
+    if name != "trained" or set(settings) - {"steps", "learning_rate", "batch"}:
+        raise UsageError(f"training state {cell.state!r} is unknown; write untrained, given, or trained(steps=200)")
+    steps, rate, size = int(settings.get("steps", 200)), float(settings.get("learning_rate", 0.1)), int(settings.get("batch", 32))
+    generator = Seed(cell.seed).child("training").generator("batches")
+    drawn = Seed(cell.seed).child("training").generator("model noise", device=cell.device)
+    weights = learner.weights
+    for _ in range(steps):
+        chosen = torch.randint(len(dataset), (min(size, len(dataset)),), generator=generator)
+        inputs, targets = dataset.inputs[chosen].to(cell.device), dataset.targets[chosen].to(cell.device)
+        empty = learner.zero_noise(len(chosen))
+        noise = {n: torch.randn(v.shape, generator=drawn, device=v.device, dtype=v.dtype) for n, v in empty.items()}
+        gradient = learner.gradient(weights, inputs, targets, noise)
+        weights = {n: w - rate * gradient[n] for n, w in weights.items()}
+    return learner.replace(weights={n: w.detach() for n, w in weights.items()})
+
+
+def build_subject(cell: Cell, dataset: Dataset, rehearsals: int) -> Subject:
+    """Let the clients of a cell send their updates, and the attacker rehearse on public inputs."""
+    check_masks(dataset, cell.known_labels)
+    defense = build_defense(cell.defense)
+    learner, own = build_learner(cell, dataset, defense), own_data(cell, dataset)
+    size = cell.batch_size * cell.clients
+    wanted = cell.targets * size
+    if wanted > len(dataset):
+        raise UsageError(
+            f"the audit needs {wanted} records and {dataset.name!r} has {len(dataset)}; lower records, batch_size or clients"
+        )
+    order = Seed(cell.seed).child("records").numpy("choice").permutation(len(dataset)).tolist()
+    chosen, others = order[:wanted], order[wanted:]
+    batches = [own.batch(chosen[i : i + size]) for i in range(0, wanted, size)]
+    public = own_part(cell, public_images(dataset.input_shape, PUBLIC, Seed(cell.seed).child("public"))).to(cell.device)
+    learners = _rounds(cell, learner, defense, batches, public)
+    classes = dataset.classes
+    targets = tuple(_target(cell, learners, batch, defense, ("client", i), public, classes) for i, batch in enumerate(batches))
+    pool = chosen + others[: max(0, CANDIDATES - wanted)]
+    return Subject(
+        cell=cell,
+        dataset=dataset,
+        own=own,
+        defense=defense,
+        learner=learner,
+        targets=targets,
+        rehearsals=_rehearse(cell, learners, dataset, defense, rehearsals, public),
+        candidates=own.inputs[pool],
+        candidate_labels=dataset.targets[pool],
+        positions=tuple(range(wanted)),
+        indices=tuple(chosen),
+        public=public,
+    )
+
+
+def _rehearse(
+    cell: Cell, learners: tuple[Learner, ...], dataset: Dataset, defense: Defense, count: int, public: Tensor
+) -> tuple[Target, ...]:
+    if count == 0:
+        return ()
+    size = cell.batch_size * cell.clients
+    seed = Seed(cell.seed).child("rehearsal")
+    images = own_part(cell, public_images(dataset.input_shape, count * size, seed))
+    labels = torch.randint(max(dataset.classes, 2), (count * size,), generator=seed.generator("labels"))
+    if dataset.dense:
+        labels = foreground(images)
+    batches = [Batch(images[i : i + size], labels[i : i + size]) for i in range(0, count * size, size)]
+    classes = dataset.classes
+    return tuple(_target(cell, learners, batch, defense, ("rehearsal", i), public, classes) for i, batch in enumerate(batches))
+
+
+def _target(
+    cell: Cell,
+    learners: tuple[Learner, ...],
+    batch: Batch,
+    defense: Defense,
+    path: tuple[object, ...],
+    public: Tensor,
+    classes: int,
+) -> Target:
+    seed = Seed(cell.seed).child(*path)
+    device = torch.device(cell.device)
+    moved = batch.replace(inputs=batch.inputs.to(device), targets=batch.targets.to(device))
+    updates, payloads, trained, measured = _send(learners, moved, defense, seed, public)
+    observation = Observation(
+        learners=learners,
+        updates=updates,
+        # Under secure aggregation the server never sees what one client sent.
+        payloads=payloads if cell.clients == 1 else (),
+        input_shape=tuple(batch.inputs.shape[1:]),
+        classes=classes if cell.cut else _classes(learners[0], batch),
+        examples=len(batch),
+        threat=_threat(cell, learners[0]),
+        adversary=defense.adversary(),
+        labels=moved.targets if cell.known_labels else None,
+        public=public if Knowledge.PUBLIC_DATA in threat_of(cell).knows else None,
+    )
+    return Target(observation, batch, trained, payloads, measured)
+
+
+def _send(
+    learners: tuple[Learner, ...], batch: Batch, defense: Defense, seed: Seed, public: Tensor
+) -> tuple[tuple[Update, ...], tuple[Payload, ...], Tensor, dict[str, float]]:
+    """Run all clients of one target through all rounds; return what the server reads per round (the mean over clients).
+
+    Last comes what the defense measured, in the mean over clients after the last round.
+    """
+    clients = learners[0].settings.clients
+    size = len(batch) // clients
+    states: list[Named | None] = [None] * clients
+    updates, payloads, trained = [], [], []
+    for round_index, learner in enumerate(learners):
+        own = learner.replace(settings=learner.settings.replace(clients=1))
+        decoded = []
+        for client in range(clients):
+            part = slice(client * size, (client + 1) * size)
+            share = Batch(batch.inputs[part], batch.targets[part], batch.records[part])
+            result = send(own, share, defense, seed.child(client), state=states[client], round_index=round_index, public=public)
+            states[client] = result.state
+            payloads.append(result.payload)
+            decoded.append(result.update)
+            if round_index == 0:
+                trained.append(result.trained_batch.inputs)
+        mean = {n: torch.stack([d.weights[n] for d in decoded]).mean(0).detach() for n in decoded[0].weights}
+        statistics = {n: torch.stack([d.buffers[n] for d in decoded]).double().mean(0) for n in decoded[0].buffers}
+        buffers = {n: value.to(decoded[0].buffers[n].dtype) for n, value in statistics.items()}
+        updates.append(Update(mean, examples=len(batch), round=round_index, buffers=buffers))
+    return tuple(updates), tuple(payloads), torch.cat(trained), _measured([state for state in states if state is not None])
+
+
+def _threat(cell: Cell, learner: Learner) -> ThreatModel:
+    """Return who attacks, with what BatchNorm of this model gives away: statistics are known only where there are any."""
+    threat, layers = threat_of(cell), batch_norm_layers(learner.model)
+    if cell.cut:
+        return threat  # an embedding is seen, and no upload of a model
+    if learner.running:
+        told = "Uploads carry the running statistics of BatchNorm, and the attacker uses them."
+        return dataclasses.replace(threat, knows=threat.knows | {Knowledge.BN_STATISTICS}, batch_norm=told)
+    if not layers:
+        told = "The model has no BatchNorm, so there are no statistics that uploads could carry."
+    elif cell.batch_norm == "eval":
+        told = "Clients train with fixed BatchNorm statistics, so uploads carry none."
+    else:
+        told = "Uploads are taken to carry no BatchNorm statistics; most federations send them, and they help the attacker."
+    return dataclasses.replace(threat, batch_norm=told)
+
+
+def _measured(states: list[Named]) -> dict[str, float]:
+    told: dict[str, list[float]] = {}
+    for state in states:
+        for name, value in state.items():
+            if name.rpartition("/")[2].startswith(MEASURED):
+                told.setdefault(name, []).append(float(value))
+    return {name: sum(values) / len(values) for name, values in told.items()}
+
+
+def _rounds(cell: Cell, learner: Learner, defense: Defense, batches: list[Batch], public: Tensor) -> tuple[Learner, ...]:
+    """Return one learner per round seen; between rounds the server steps along the mean of all targets' defended updates."""
+    settings = learner.settings.replace(clients=cell.clients)
+    learners = [learner.replace(settings=settings)]
+    for round_index in range(1, cell.rounds):
+        totals: list[Named] = []
+        for index, batch in enumerate(batches):
+            moved = batch.replace(inputs=batch.inputs.to(cell.device), targets=batch.targets.to(cell.device))
+            seed = Seed(cell.seed).child("client", index)
+            updates, *_ = _send(tuple(learners), moved, defense, seed, public)
+            totals.append(updates[round_index - 1].weights)
+        rate = cell.learning_rate if cell.shares == "gradient" else 1.0
+        last = learners[-1]
+        moved_on = {n: w - rate * torch.stack([t[n] for t in totals]).mean(0) for n, w in last.weights.items()}
+        learners.append(last.replace(weights=moved_on))
+    return tuple(learners)
+
+
+def _classes(learner: Learner, batch: Batch) -> int:
+    with torch.no_grad():
+        reference = next(iter(learner.weights.values()))
+        outputs = learner.forward(learner.weights, batch.inputs[:1].to(reference), learner.zero_noise(1))
+    outputs = outputs[0] if isinstance(outputs, tuple) else outputs
+    return int(outputs.shape[1]) if outputs.ndim == 2 else 0

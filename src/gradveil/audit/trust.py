@@ -1,0 +1,340 @@
+"""Reasons not to trust a number, looked for in every cell. A failed check takes the verdict away; a warning stands beside it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+import torch
+from torch import nn
+
+from gradveil.attacks.referee import Referee, Verdict
+from gradveil.audit.judge import Scored
+from gradveil.audit.scene import Subject
+from gradveil.metrics import median, wilson
+from gradveil.models.batch_norm import batch_norm_mode
+from gradveil.records import Reconstruction
+from gradveil.significance import clearly_ahead
+
+__all__ = ["LARGE_REGRET_DB", "Check", "run_checks"]
+
+FEW_RECORDS = 16
+FEW_CANDIDATES = 100
+LARGE_REGRET_DB = 3.0
+RARE = 0.05
+"""Hits that luck alone has more often than this are no evidence: of 32 records among 100 it hits one or more in 28 %."""
+SURE = 0.999
+"""Of the interval that must lie beyond a certificate: every cell looks at several bounds, and chance must not break one."""
+
+
+@dataclass(frozen=True)
+class Check:
+    """One look at one reason to doubt."""
+
+    name: str
+    level: str
+    sentence: str
+    remedy: str = ""
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return the check as plain JSON values."""
+        return asdict(self)
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """What the checks look at."""
+
+    subject: Subject
+    candidates: Sequence[Sequence[Reconstruction]]
+    chosen: Sequence[Reconstruction]
+    verdicts: Sequence[Verdict]
+    referee: Referee
+    selected: Scored
+    best: Scored
+    nulls: dict[str, Scored]
+    certificate: Mapping[str, Any] = field(default_factory=dict)
+    attackers: Sequence[Mapping[str, Any]] = ()
+
+
+def run_checks(evidence: Evidence) -> list[Check]:
+    """Run every check."""
+    looks = (
+        _loss_fell,
+        _gradient_alive,
+        _finite,
+        _truth_is_minimum,
+        _same_mode,
+        _oracle_labels,
+        _better_than_null,
+        _enough_records,
+        _enough_candidates,
+        _regret,
+        _nobody_ahead,
+        _informed,
+        _dropout,
+        _within_certificate,
+    )
+    return [look(evidence) for look in looks]
+
+
+def _loss_fell(evidence: Evidence) -> Check:
+    optimised = [c for many in evidence.candidates for c in many if c.steps > 0]
+    stuck = [c for c in optimised if not c.best_loss < 0.999 * c.first_loss]
+    recipes = sorted({f"{c.recipe}/{c.stance}" for c in stuck})
+    if optimised and len(stuck) == len(optimised):
+        return Check(
+            "matching_loss_fell",
+            "fail",
+            "No attack's objective ever fell, so the attacks did not work as attacks.",
+            "Look for detached gradients in the model.",
+        )
+    if len(stuck) > len(optimised) / 4:
+        return Check(
+            "matching_loss_fell",
+            "warn",
+            f"The objective never fell for {len(stuck)} of {len(optimised)} candidates ({', '.join(recipes)}).",
+            "Those attackers count as tried, not as failed; the others carry the verdict.",
+        )
+    return Check("matching_loss_fell", "ok", "The attacks' objectives fell.")
+
+
+def _gradient_alive(evidence: Evidence) -> Check:
+    optimised = [c for many in evidence.candidates for c in many if c.steps > 0]
+    dead = [c for c in optimised if not (math.isfinite(c.gradient_norm) and c.gradient_norm > 0)]
+    if optimised and len(dead) == len(optimised):
+        return Check(
+            "gradient_alive",
+            "fail",
+            "The matching loss has no gradient with respect to the inputs: the update is constant or detached.",
+            "Check that the model is differentiable twice and that its weights are not saturated.",
+        )
+    if dead:
+        return Check(
+            "gradient_alive",
+            "warn",
+            f"{len(dead)} of {len(optimised)} candidates started without a gradient.",
+            "See the attackers table.",
+        )
+    return Check("gradient_alive", "ok", "The matching loss has a gradient.")
+
+
+def _finite(evidence: Evidence) -> Check:
+    broken = [c for many in evidence.candidates for c in many if c.status == "not finite"]
+    total = sum(len(many) for many in evidence.candidates)
+    if broken:
+        level = "fail" if len(broken) == total else "warn"
+        return Check(
+            "finite",
+            level,
+            f"{len(broken)} of {total} candidates met values that are not finite.",
+            "Their last good iterate was kept.",
+        )
+    return Check("finite", "ok", "All candidates stayed finite.")
+
+
+def _truth_is_minimum(evidence: Evidence) -> Check:
+    """At the truth (the batch that is replayed), the referee's score should not be above that of what was found."""
+    worse = 0
+    for target, verdict in zip(evidence.subject.targets, evidence.verdicts, strict=True):
+        device = next(iter(target.observation.update.weights.values())).device
+        truth = Reconstruction(target.replayed_inputs.detach(), target.batch.targets.to(device), recipe="truth")
+        at_truth = evidence.referee.scores(target.observation, [truth])[0]
+        found = verdict.scores[verdict.chosen]
+        worse += at_truth > max(found, evidence.referee.truth_score) * 1.05 + 1e-9
+    n = len(evidence.verdicts)
+    if worse > n / 2:
+        return Check(
+            "truth_is_minimum",
+            "warn",
+            f"For {worse} of {n} targets the truth scores worse than what was found: matching better could not have won.",
+            "Read this row as a lower bound on the leak: the defense's attacker or its noise leaves the truth undetermined.",
+        )
+    return Check("truth_is_minimum", "ok", "The truth is among the best explanations of what was seen.")
+
+
+def _same_mode(evidence: Evidence) -> Check:
+    """Compare what the client trained with against what the attackers replayed."""
+    victim, replayed = evidence.subject.learner, evidence.subject.targets[0].observation.learner
+    modes = batch_norm_mode(victim.model), batch_norm_mode(replayed.model)
+    if victim.loss is not replayed.loss or modes[0] != modes[1]:
+        return Check(
+            "same_mode",
+            "fail",
+            "Victim and attacker differ in their loss or BatchNorm mode, so the attacker matched another function.",
+            "Give both the same learner.",
+        )
+    if modes[0] == "none":
+        return Check("same_mode", "ok", "Victim and attacker use the same loss; the model has no BatchNorm.")
+    return Check("same_mode", "ok", f"Victim and attacker use the same loss and BatchNorm in {modes[0]} mode.")
+
+
+def _oracle_labels(evidence: Evidence) -> Check:
+    if not evidence.subject.cell.tells_labels:
+        return Check("oracle_labels", "ok", "Labels play no part: an embedding does not depend on them.")
+    if any(c.oracle_labels for many in evidence.candidates for c in many):
+        if evidence.subject.dataset.dense:
+            masks = "No attack here recovers masks, so an attacker without them may get less than this."
+            return Check("oracle_labels", "warn", "The attacker was given the true masks.", masks)
+        return Check(
+            "oracle_labels",
+            "warn",
+            "The attacker was given the true labels.",
+            "Set known_labels = false to see what an attacker without them gets.",
+        )
+    return Check("oracle_labels", "ok", "Labels were recovered from the update, not given.")
+
+
+def _better_than_null(evidence: Evidence) -> Check:
+    found = evidence.selected.values["psnr"]
+    bars = [null.values["psnr"] for null in evidence.nulls.values()]
+    assert isinstance(found, torch.Tensor)
+    clearer = median(found) > max(median(b) for b in bars if isinstance(b, torch.Tensor))
+    hits, n = int((evidence.selected.rank == 1).sum()), len(evidence.selected.rank)
+    luck = max(float((null.rank == 1).double().mean()) for null in evidence.nulls.values())
+    luck = max(luck, 1 / len(evidence.subject.candidates))  # somebody is nearest to any picture
+    nearer = _at_least(hits, n, luck) <= RARE
+    if clearer and nearer:
+        return Check("better_than_null", "ok", "The selected reconstructions beat every null baseline.")
+    if clearer or nearer:
+        by, not_by = ("PSNR", "the share identified") if clearer else ("the share identified", "PSNR")
+        return Check(
+            "better_than_null", "ok", f"The selected reconstructions beat every null baseline by {by}, and not by {not_by}."
+        )
+    return Check(
+        "better_than_null",
+        "warn",
+        f"The selected reconstructions are no better than guessing without the update ({hits} of {n} identified).",
+        "This says these attackers failed, not that none can succeed.",
+    )
+
+
+def _at_least(count: int, n: int, share: float) -> float:
+    """Return how likely ``count`` or more of ``n`` are hit where each is hit with the probability ``share``."""
+    return sum(math.comb(n, k) * share**k * (1 - share) ** (n - k) for k in range(count, n + 1))
+
+
+def _enough_records(evidence: Evidence) -> Check:
+    n = len(evidence.subject.positions)
+    if n < FEW_RECORDS:
+        return Check(
+            "enough_records",
+            "warn",
+            f"Only {n} records were attacked; the interval is wide.",
+            f"Attack at least {FEW_RECORDS} records.",
+        )
+    return Check("enough_records", "ok", f"{n} records were attacked.")
+
+
+def _enough_candidates(evidence: Evidence) -> Check:
+    count = len(evidence.subject.candidates)
+    if count < FEW_CANDIDATES:
+        return Check(
+            "enough_candidates",
+            "warn",
+            f"Records were identified among {count} candidates only, so identifying one is easier than it sounds.",
+            f"Bring at least {FEW_CANDIDATES} records of the same kind.",
+        )
+    return Check("enough_candidates", "ok", f"Records were identified among {count} candidates.")
+
+
+def _regret(evidence: Evidence) -> Check:
+    chosen, best = evidence.selected.values["psnr"], evidence.best.values["psnr"]
+    assert isinstance(chosen, torch.Tensor) and isinstance(best, torch.Tensor)
+    regret = median((best - chosen).clamp_min(0))
+    if regret > LARGE_REGRET_DB:
+        return Check(
+            "regret",
+            "warn",
+            f"A better candidate existed: choosing by truth would gain {regret:.1f} dB in the median.",
+            "The attacker could not tell; treat the best-by-truth row as what luck or a better prior may reach.",
+        )
+    return Check("regret", "ok", "The attacker's choice is close to the best candidate.")
+
+
+def _nobody_ahead(evidence: Evidence) -> Check:
+    """Compare the choice among all candidates with every attacker who does not choose."""
+    count, total = int((evidence.selected.rank == 1).sum()), len(evidence.selected.rank)
+    low, high = wilson(count, total)
+    ahead = clearly_ahead(evidence.attackers, {"identified": {"low": low, "high": high}})
+    if ahead is not None:
+        found = ahead["summary"]["identified"]
+        return Check(
+            "nobody_ahead",
+            "warn",
+            f"One attacker alone, {_name(ahead)}, identified {found['count']} of {found['n']} records; the choice "
+            f"among all candidates identified {count}.",
+            "The headline and limits count that attacker; decibels, pictures, single records and the columns of plain and "
+            "informed attackers are those of the choice.",
+        )
+    return Check("nobody_ahead", "ok", "No single attacker identified clearly more than the choice among all candidates.")
+
+
+def _name(attacker: Mapping[str, Any]) -> str:
+    return f"{str(attacker['recipe']).replace('_', ' ')} ({str(attacker['stance']).replace('_', ' ')})"
+
+
+def _informed(evidence: Evidence) -> Check:
+    observation = evidence.subject.targets[0].observation
+    if observation.adversary.incomplete_for(observation):
+        return Check(
+            "informed_complete",
+            "warn",
+            "Informed incomplete: the defense's own adversary model knows only part of what was done.",
+            "The generic attackers (straight-through, averaging, zero mask) cover the rest as well as they can.",
+        )
+    return Check("informed_complete", "ok", "The informed attacker knows the whole defense.")
+
+
+def _dropout(evidence: Evidence) -> Check:
+    layers = [m for m in evidence.subject.learner.model.modules() if isinstance(m, nn.modules.dropout._DropoutNd) and m.p > 0]
+    if layers:
+        return Check(
+            "dropout",
+            "warn",
+            f"The model has {len(layers)} dropout layers; updates were computed with dropout off.",
+            "Training with dropout on leaks a little less.",
+        )
+    return Check("dropout", "ok", "The model has no dropout.")
+
+
+def _within_certificate(evidence: Evidence) -> Check:
+    """Compare what attackers reached with what is proved that none can: a proof that is beaten rests on something untrue."""
+    found = evidence.certificate
+    if found.get("identified") is None:
+        return Check("within_certificate", "ok", "There is no certificate that an attack could contradict.")
+    psnr = evidence.selected.values["psnr"]
+    assert isinstance(psnr, torch.Tensor)
+    total = len(psnr)
+    matching = found.get("matching") or {"count": 0, "n": total}
+    listed = "an attacker with the list of candidates identified"
+    reached = [
+        ("the attackers identified", int((evidence.selected.rank == 1).sum()), total, float(found["identified"])),
+        (listed, int(matching["count"]), int(matching["n"]), float(found["identified"])),
+        *(
+            (f"{_name(row)} alone identified", int(share["count"]), int(share["n"]), float(found["identified"]))
+            for row in evidence.attackers
+            for share in [row["summary"]["identified"]]
+        ),
+        *(
+            (f"the attackers rebuilt at {level} dB or better", int((psnr >= float(level)).sum()), total, float(bound))
+            for level, bound in found.get("psnr", {}).items()
+        ),
+    ]
+    # Each attacker is one more chance to be beyond by chance.
+    sure = 1 - (1 - SURE) / (1 + len(evidence.attackers))
+    beyond = [
+        f"{who} {count} of {n} records, at least {wilson(count, n, sure)[0]:.1%}, and no more than {bound:.1%} were possible"
+        for who, count, n, bound in reached
+        if wilson(count, n, sure)[0] > bound
+    ]
+    if beyond:
+        return Check(
+            "within_certificate",
+            "fail",
+            f"Certificate violated, do not trust it: {'; '.join(beyond)} ({SURE:.1%} interval, over all attackers).",
+            "Either an assumption of the certificate does not hold here, or the defense does not do what it says; report it.",
+        )
+    return Check("within_certificate", "ok", "No attack got beyond what the certificate allows.")

@@ -1,0 +1,135 @@
+"""The honest client: data in, payload out, every hook of its defense called at its station."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from gradveil.client.local_training import ClientLearner, LocalTraining, RunningStatistics
+from gradveil.defenses.base import ClientView, Defense, State
+from gradveil.defenses.chain import Chain, granularity_of, parts_of
+from gradveil.errors import ReplaceLayer, UsageError
+from gradveil.learning.learner import Learner
+from gradveil.models.batch_norm import batch_norm_layers
+from gradveil.randomness import Seed
+from gradveil.records import Batch, Payload, Update
+from gradveil.registry import spell
+from gradveil.tensors import Named, add, check_finite, sub
+
+__all__ = ["ClientResult", "horizontal_fault", "run_client"]
+
+
+@dataclass(frozen=True)
+class ClientResult:
+    """What one client did in one round: what it sent, what it trained on, and the state it keeps."""
+
+    payload: Payload
+    state: State
+    trained_batch: Batch
+
+
+def run_client(
+    learner: Learner,
+    batch: Batch,
+    defense: Defense,
+    seed: Seed,
+    *,
+    state: State | None = None,
+    round_index: int = 0,
+    public: Tensor | None = None,
+    local: LocalTraining | None = None,
+) -> ClientResult:
+    """Train locally on ``batch`` under ``defense`` and encode the update.
+
+    Args:
+        learner: The global model (already adapted by the defense, where it adapts models), loss and settings.
+        batch: The client's data of this round.
+        defense: What protects it.
+        seed: Root of this client's randomness; the same seed gives the same bits.
+        state: What the defense kept from the last round; None lets it prepare.
+        round_index: Federated round.
+        public: Public inputs the defense may use.
+        local: What a federation adds: running statistics to keep, a correction of every step. None is a single update, made with
+            the very arithmetic an attacker replays.
+    """
+    if learner.settings.clients > 1:
+        raise UsageError(
+            "run_client runs one client; for an aggregate run each with settings.clients = 1 and average what they send"
+        )
+    fault = horizontal_fault(defense)
+    if fault:
+        raise UsageError(fault)
+    view = ClientView(
+        learner=learner, seed=seed, round=round_index, weights=learner.weights, raw_batch=batch, batch=batch, public=public
+    )
+    learner = learner.replace(
+        settings=defense.configure_training(learner.settings, view), noise=_draw_noise(learner, batch, view)
+    )
+    view = view.replace(learner=learner)
+    state = defense.prepare(batch, view) if state is None else state
+    trained, state = defense.protect_batch(batch, view, state)
+    view = view.replace(batch=trained)
+
+    keeper = _GradientKeeper(defense, view, state, local.correction if local else None)
+    running = RunningStatistics(local.buffers) if local and local.buffers else None
+    example = granularity_of(defense) == "example"
+    if example:
+        _check_examples_are_separate(learner)
+    trainer = learner if local is None else ClientLearner.from_learner(learner, running, local.recorder)
+    weights = trainer.replace(per_example=example).update(trained.inputs, trained.targets, keeper.protect)
+    check_finite(weights, "the client's update")
+
+    buffers = sub(local.buffers, running.buffers) if local and running else {}
+    update = Update(weights=weights, examples=len(batch), round=round_index, buffers=buffers)
+    update, state = defense.protect_update(update, view, keeper.state)
+    check_finite(update.weights, "the defended update")
+    return ClientResult(defense.encode(update, view), state, trained)
+
+
+def horizontal_fault(defense: Defense) -> str | None:
+    """Return None where every part of a defense has something to do when updates are sent, else one sentence why not."""
+    for part in parts_of(defense):
+        if set(part.stations()) - {"prepare"} == {"protect_embedding"}:
+            return (
+                f"{spell(part)} acts on embeddings, which only vertical learning sends, so an update would go out unprotected; "
+                "audit a cut model with --cut, or choose a defense of updates"
+            )
+    return None
+
+
+def _check_examples_are_separate(learner: Learner) -> None:
+    """Refuse models in which one example's output depends on the others."""
+    mixing = [name for name, layer in batch_norm_layers(learner.model).items() if getattr(layer, "running_mean", None) is None]
+    if mixing:
+        raise ReplaceLayer(
+            f"{mixing[0]!r} is BatchNorm on the statistics of the batch, so single examples have no gradient of their own; "
+            "set batch_norm = 'eval', or replace it by GroupNorm"
+        )
+
+
+def _draw_noise(learner: Learner, batch: Batch, view: ClientView) -> Named:
+    """Draw fresh N(0, 1) noise for an adapted model; the learner it came with holds only the shapes."""
+    generator = view.generator("model noise")
+    return {
+        name: torch.randn(value.shape, generator=generator, device=value.device, dtype=value.dtype)
+        for name, value in learner.noise.items()
+    }
+
+
+class _GradientKeeper:
+    """Calls the gradient hook at every step and carries the defense's state from one to the next."""
+
+    def __init__(self, defense: Defense, view: ClientView, state: State, correction: Named | None = None) -> None:
+        self.state = state
+        self._correction = correction
+        self._defense, self._view = defense, view
+
+    def protect(self, step: int, weights: Named, gradient: Named, inputs: Tensor, targets: Tensor) -> Named:
+        view = self._view.replace(step=step, weights=weights, batch=Batch(inputs, targets), raw_gradient=gradient)
+        gradient, self.state = self._defense.protect_gradient(gradient, view, self.state)
+        if not isinstance(self._defense, Chain) and self._defense.granularity == "example":
+            gradient = {name: value.mean(0) for name, value in gradient.items()}
+        # After the defense: the server knows the correction, so there is nothing in it to protect.
+        return gradient if self._correction is None else add(gradient, self._correction)

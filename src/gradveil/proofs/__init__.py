@@ -1,0 +1,1 @@
+"""What can be proved, in numbers: privacy accounting and bounds. No model and no data."""

@@ -1,0 +1,55 @@
+"""What a run is: its provenance, the cards of everything it used, and what it did not test."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import gradveil
+from gradveil.attacks import resolve
+from gradveil.audit.threat import threat_of
+from gradveil.data import DATASETS
+from gradveil.defenses import build_defense, parts_of
+from gradveil.metrics import METRICS
+from gradveil.provenance import provenance
+from gradveil.run.grid import cells_of
+from gradveil.study.cell import Cell
+from gradveil.study.plan import Plan
+
+__all__ = ["NOT_TESTED", "describe_cells", "describe_run"]
+
+NOT_TESTED = (
+    "membership inference: whether a record was used at all",
+    "property inference: what the data have in common",
+    "what the final trained model remembers",
+    "attackers who alter the model they send",
+    "generative and learned attackers with priors trained on similar data",
+    "attackers stronger or more patient than the named ensemble",
+)
+
+
+def describe_run(plan: Plan, keys: list[str], command: str) -> dict[str, Any]:
+    """Return run.json of docs/results-format.md for a plan."""
+    return describe_cells(cells_of(plan), keys, command, plan.title) | {"plan": plan.as_dict()}
+
+
+def describe_cells(cells: Sequence[Cell], keys: list[str], command: str, title: str) -> dict[str, Any]:
+    """Return run.json for a list of cells."""
+    parts = {part.card.name: part.card for cell in cells for part in parts_of(build_defense(cell.defense))}
+    attacks = {m.attack.card.name: m.attack.card for cell in cells for m in resolve(cell.ensemble, threat_of(cell).sees).members}
+    return {
+        "format": "gradveil-run-1",
+        "version": gradveil.__version__,
+        "title": title,
+        "command": command,
+        "plan": {},
+        "cells": keys,
+        "builtin_data": all(cell.data in DATASETS.names() for cell in cells),
+        "not_tested": list(NOT_TESTED),
+        "provenance": provenance(cells[0].seed, cells[0].device),
+        "cards": {
+            "defenses": {name: parts[name].as_dict() for name in sorted(parts)},
+            "attacks": {name: attacks[name].as_dict() for name in sorted(attacks)},
+            "metrics": {card.name: card.as_dict() for card in METRICS.cards()},
+        },
+    }

@@ -1,0 +1,304 @@
+"""What a plan will take, before it runs: cells, optimisation steps, and a rough idea of time and memory.
+
+The number of steps follows from the ensemble and from what the defense lets an attacker try. Time is measured: for every model,
+batch size and number of local steps, the real attack step is run for a fraction of a second on this machine. It is an
+estimate all the same: other work on the machine, compilation and the judging of candidates are not in it or only roughly.
+"""
+
+from __future__ import annotations
+
+import os
+import resource
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from gradveil.attacks.adaptive import DRAWS, REFRESH_EVERY
+from gradveil.attacks.engine.execution import Execution, choose_execution
+from gradveil.attacks.ensembles import line_up, resolve
+from gradveil.audit.party import own_data
+from gradveil.audit.scene import Subject, build_learner, build_subject, load_cell_data
+from gradveil.audit.threat import threat_of
+from gradveil.client.send import send
+from gradveil.data import Dataset
+from gradveil.defenses import build_defense
+from gradveil.errors import UsageError
+from gradveil.federation.latency import measure_latency
+from gradveil.federation.setup import build_federation
+from gradveil.federation.vertical_training import build_vertical, measure_party
+from gradveil.learning import Learner
+from gradveil.randomness import Seed
+from gradveil.records import Batch
+from gradveil.run.grid import cells_of, check_inputs
+from gradveil.run.trainings import all_trainings
+from gradveil.spectra.spectrum import DENSE_ENTRIES
+from gradveil.study.cell import Cell
+from gradveil.study.plan import Plan
+from gradveil.study.training import BASELINE, Training
+from gradveil.study.utility import UtilitySettings
+from gradveil.tensors import Named
+
+__all__ = ["CellEstimate", "Estimate", "TrainingEstimate", "estimate_plan"]
+
+ENOUGH_SECONDS = 0.25
+LONG_SECONDS = 15.0
+JUDGING = 1.25
+"""Share of time on top of the steps: referee, nulls, metrics; measured on the default plan."""
+START_SECONDS = 6.0
+"""Importing torch and loading data, once per worker."""
+MOST_STEPS = 1_000_000
+RISK_UPDATES = 450
+EXACT_UPDATES = 30
+"""What the risk of one record costs, in updates of one client: by leading singular values, or where J is small enough to hold."""
+LATENCY_SECONDS = 5.0
+"""What a training spends at its end on timing a client with and without the defense."""
+
+
+@dataclass(frozen=True)
+class CellEstimate:
+    """What one cell will take."""
+
+    cell: Cell
+    stances: tuple[str, ...]
+    steps: int
+    seconds: float
+
+
+@dataclass(frozen=True)
+class TrainingEstimate:
+    """What all trainings with one defense will take."""
+
+    training: Training
+    seeds: int
+    seconds: float
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """What a plan will take.
+
+    Attributes:
+        rows: One estimate per cell, in plan order.
+        workers: Processes that share the cells.
+        memory_mb: Peak of all workers together; on a GPU, of the GPU.
+        device: Where it runs.
+        trainings: One estimate per defense that is trained with.
+    """
+
+    rows: tuple[CellEstimate, ...]
+    workers: int
+    memory_mb: int
+    device: str
+    trainings: tuple[TrainingEstimate, ...] = ()
+
+    @property
+    def steps(self) -> int:
+        """Candidate-steps of all cells."""
+        return sum(row.steps for row in self.rows)
+
+    @property
+    def seconds(self) -> float:
+        """Wall time: no shorter than the longest cell or training."""
+        single = [row.seconds for row in self.rows] + [each.seconds / each.seeds for each in self.trainings]
+        total = sum(row.seconds for row in self.rows) + sum(each.seconds for each in self.trainings)
+        return START_SECONDS + max(total / self.workers, max(single))
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return the estimate as plain JSON values."""
+        return {
+            "cells": len(self.rows),
+            "steps": self.steps,
+            "seconds": round(self.seconds, 1),
+            "memory_mb": self.memory_mb,
+            "workers": self.workers,
+            "device": self.device,
+            "estimate": True,
+            "rows": [
+                {
+                    "cell": row.cell.as_dict(),
+                    "stances": list(row.stances),
+                    "steps": row.steps,
+                    "seconds": round(row.seconds, 1),
+                }
+                for row in self.rows
+            ],
+            "trainings": [
+                {"training": each.training.as_dict(), "seeds": each.seeds, "seconds": round(each.seconds, 1)}
+                for each in self.trainings
+            ],
+        }
+
+
+@dataclass(frozen=True)
+class _Speed:
+    """Seconds of one step of one candidate, and of one update of one client."""
+
+    step: float
+    client: float
+
+
+def estimate_plan(plan: Plan, workers: int | None = None) -> Estimate:
+    """Estimate a plan; loads its data and builds its models.
+
+    Args:
+        plan: What would run.
+        workers: Processes; None is as many as an audit would start.
+    """
+    check_inputs(plan)
+    cells = cells_of(plan)
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)  # as the workers do
+    try:
+        rows = _rows(cells)
+        trainings = _trainings(cells, plan.utility) if plan.utility is not None else []
+    finally:
+        torch.set_num_threads(before)
+    device = cells[0].device
+    jobs = len(cells) + sum(each.seeds for each in trainings)
+    count = workers or (1 if device != "cpu" else max(1, min(jobs, os.cpu_count() or 1)))
+    return Estimate(tuple(rows), count, _memory_mb(device) * (count if device == "cpu" else 1), device, tuple(trainings))
+
+
+def _trainings(cells: list[Cell], utility: UtilitySettings) -> list[TrainingEstimate]:
+    """Time one client for a step or two with every defense, and multiply."""
+    rows = []
+    for training in all_trainings(cells, utility.replace(seeds=1)):
+        settings = training.federation()
+        if training.cut:
+            rows.append(TrainingEstimate(training, utility.seeds, utility.seeds * _vertical_seconds(training)))
+            continue
+        federation = build_federation(settings)
+        size = max(len(part) for part in federation.parts)
+        steps = settings.training().steps(size)
+        few = min(2, steps)
+        short = build_federation(settings.replace(local_steps=few), federation.train, federation.test)
+        timed = measure_latency(short, seconds=ENOUGH_SECONDS)
+        client = timed.defended_ms / 1000 * steps / few
+        # Each test record costs about a third of a trained one: no backward pass.
+        looks = utility.rounds / utility.evaluate_every * client * len(federation.test) / max(1, 3 * size)
+        measured = LATENCY_SECONDS if training.defense != BASELINE else 0.0
+        once = utility.rounds * utility.clients_per_round * client + looks + min(measured, 60 * client)
+        rows.append(TrainingEstimate(training, utility.seeds, utility.seeds * once))
+    return rows
+
+
+def _vertical_seconds(training: Training) -> float:
+    """Time a party for one step, count the label owner as another, and multiply; a test record costs a third of a trained one."""
+    built = build_vertical(training.federation(), training.cut, training.parts)
+    timed, utility = measure_party(built, seconds=ENOUGH_SECONDS), training.utility
+    parties = len(built.federation.parties)
+    step = (parties * timed.defended_ms + timed.undefended_ms) / 1000
+    looks = utility.rounds / utility.evaluate_every * step * built.batches * len(built.test) / (3 * len(built.train))
+    measured = LATENCY_SECONDS if training.defense != BASELINE else 0.0
+    return utility.rounds * built.steps * step + looks + min(measured, 60 * step)
+
+
+def _rows(cells: list[Cell]) -> list[CellEstimate]:
+    data: dict[tuple[str, str, str, str], Dataset] = {}
+    speeds: dict[Cell, _Speed] = {}
+    rows = []
+    for cell in cells:
+        source = (cell.data, cell.labels, cell.scale, cell.read)
+        if source not in data:
+            data[source] = load_cell_data(cell)
+        bare = cell.replace(defense="none", ensemble="quick", state=_untrained(cell))
+        if bare not in speeds:
+            speeds[bare] = _measure(bare, data[source])
+        rows.append(_row(cell, data[source], speeds[bare]))
+    return rows
+
+
+def _row(cell: Cell, dataset: Dataset, speed: _Speed) -> CellEstimate:
+    """Line the attackers up against one real update, and add up what they would spend on all of them."""
+    ensemble = resolve(cell.ensemble, threat_of(cell).sees)
+    single = cell.replace(records=cell.batch_size * cell.clients, state=_untrained(cell))
+    subject = build_subject(single, dataset, 0)
+    desk = subject.desk(MOST_STEPS)
+    attacks = line_up(ensemble, subject.targets[0].observation, desk)
+    if not attacks:
+        raise UsageError(f"no attack of {ensemble.name!r} applies to {cell.model!r} at batch size {cell.batch_size}")
+    steps, seconds = 0, 0.0
+    for attack in attacks:
+        wanted = int(getattr(attack, "steps", 1)) * int(getattr(attack, "restarts", 1))
+        count = min(wanted, desk.budget * int(getattr(attack, "restarts", 1))) * (cell.targets + ensemble.rehearsals)
+        draws = {"averaged": DRAWS, "straight_through": 1}.get(getattr(attack, "stance", ""), 0)
+        steps += count
+        seconds += count * (speed.step + ((draws + 1) * speed.client / REFRESH_EVERY if draws else 0.0))
+    stances = tuple(dict.fromkeys(str(getattr(attack, "stance", "plain")) for attack in attacks))
+    return CellEstimate(cell, stances, steps, JUDGING * seconds + _risk_seconds(cell, subject, speed))
+
+
+def _risk_seconds(cell: Cell, subject: Subject, speed: _Speed) -> float:
+    """Return what scores with and without the defense take; those of defenses that only add noise come with the undefended."""
+    if cell.risk == "off":
+        return 0.0
+    size = subject.candidates[0].numel() * subject.learner.parameters
+    each = (EXACT_UPDATES if size <= DENSE_ENTRIES else RISK_UPDATES) * speed.client / cell.batch_size
+    plain = subject.targets[0].observation.adversary.matches_plainly
+    return cell.targets * cell.batch_size * cell.clients * each * (1 if plain else 2)
+
+
+def _untrained(cell: Cell) -> str:
+    """Training first would take its own time, and one step takes as long at any weights."""
+    return "given" if cell.weights else "untrained"
+
+
+def _batch(cell: Cell, dataset: Dataset) -> Batch:
+    size = cell.batch_size * cell.clients
+    batch = own_data(cell, dataset).batch([index % len(dataset) for index in range(size)])
+    return Batch(batch.inputs.to(cell.device), batch.targets.to(cell.device))
+
+
+def _measure(cell: Cell, dataset: Dataset) -> _Speed:
+    """Time one attack step as it will be run, and one client's update."""
+    learner = build_learner(cell, dataset, build_defense("none"))
+    batch = _batch(cell, dataset)
+    one = batch.replace(inputs=batch.inputs[: cell.batch_size], targets=batch.targets[: cell.batch_size])
+    client = _seconds(lambda: send(learner, one, build_defense("none"), Seed(0)), cell.device)
+    learner = learner.replace(settings=learner.settings.replace(clients=cell.clients))
+    execution = choose_execution("auto", torch.device(cell.device), learner.parameters, cell.targets, len(batch), 0)
+    count = 1 if execution.mode == "looped" else execution.chunk
+    evaluate = _step(learner, batch, execution)
+    rows = batch.inputs.flatten().expand(count, -1).contiguous()
+    return _Speed(step=cell.rounds * _seconds(lambda: evaluate(rows, {}), cell.device) / count, client=client)
+
+
+def _step(learner: Learner, batch: Batch, execution: Execution) -> Callable[[Tensor, Named], tuple[Tensor, Tensor]]:
+    """Return one matching step: the gradient of the distance of updates with respect to the dummies."""
+    seen = {name: value.detach() for name, value in learner.update(batch.inputs, batch.targets).items()}
+
+    def loss(row: Tensor, constants: Named) -> Tensor:
+        update = learner.update(row.reshape(batch.inputs.shape), batch.targets)
+        return torch.stack([(value - seen[name]).square().sum() for name, value in update.items()]).sum()
+
+    return execution.once().prepare(loss)
+
+
+def _seconds(work: Callable[[], object], device: str) -> float:
+    """Return the shortest of a few runs within a fraction of a second; the first, which warms up, only if it is long."""
+
+    def timed() -> float:
+        begun = time.perf_counter()
+        work()
+        if device == "cuda":
+            torch.cuda.synchronize()
+        return time.perf_counter() - begun
+
+    best, spent = timed(), 0.0
+    while spent < ENOUGH_SECONDS and best < LONG_SECONDS:
+        now = timed()
+        best, spent = min(best, now), spent + now
+    return best
+
+
+def _memory_mb(device: str) -> int:
+    """Return the peak so far, which holds the largest step measured, with room for judging."""
+    if device == "cuda":
+        return int(torch.cuda.max_memory_allocated() / 2**20 * JUDGING)
+    unit = 2**20 if sys.platform == "darwin" else 2**10
+    return int(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / unit * JUDGING)

@@ -1,0 +1,153 @@
+"""The units of work of a run: cells and trainings, their keys, and how far the run is with them."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import torch
+
+from gradveil.audit.cell import run_cell
+from gradveil.audit.scene import load_cell_data
+from gradveil.provenance import code_version, own_files_digest
+from gradveil.run.trainings import run_training
+from gradveil.storage.run_folder import Store
+from gradveil.study.cell import Cell
+from gradveil.study.training import Training
+
+__all__ = ["Board", "Job", "Progress", "cell_key", "do_job", "training_key"]
+
+Digests = dict[tuple[str, str, str, str], str]
+
+
+@dataclass(frozen=True)
+class Progress:
+    """How far a run is; steps of cells not yet begun are extrapolated from those that are.
+
+    Attributes:
+        done_cells: Cells whose result is there.
+        cells: All cells.
+        done_steps: Attack steps done in this run.
+        steps: Attack steps of this run, as far as is known.
+        label: What is being worked on.
+        done_trainings: Trainings whose result is there.
+        trainings: All trainings; 0 where no utility was asked for.
+        done_rounds: Federated rounds done, in trainings of this run or before.
+        rounds: All of them.
+    """
+
+    done_cells: int
+    cells: int
+    done_steps: int
+    steps: int
+    label: str
+    done_trainings: int = 0
+    trainings: int = 0
+    done_rounds: int = 0
+    rounds: int = 0
+
+
+@dataclass(frozen=True)
+class Job:
+    """One unit of work and of resumption, and the key under which its result is kept."""
+
+    work: Cell | Training
+    key: str
+
+    @property
+    def label(self) -> str:
+        """What to call it while it runs."""
+        if isinstance(self.work, Cell):
+            return self.work.defense
+        return f"training with {self.work.defense}, seed {self.work.seed}"
+
+
+def cell_key(cell: Cell, digests: Digests) -> str:
+    """Return the key of a cell's result; loads the data once per source to know its content."""
+    own = own_files_digest((cell.model, cell.loss, cell.ensemble, cell.defense))
+    return cell.key(code=code_version(), own=own, **_content(cell, digests))
+
+
+def training_key(training: Training, digests: Digests) -> str:
+    """Return the key of a training's result; what only attacks depend on plays no part in it."""
+    code, own = code_version(attacks=False), own_files_digest((training.model, training.loss, training.defense))
+    return training.key(code=code, own=own, **_content(training, digests))
+
+
+def _content(work: Cell | Training, digests: Digests) -> dict[str, str | int]:
+    source = (work.data, work.labels, work.scale, work.read)
+    if source not in digests:
+        digests[source] = load_cell_data(work).digest()
+    weights = hashlib.sha256(Path(work.weights).read_bytes()).hexdigest() if work.weights else ""
+    return {"data": digests[source], "weights": weights, "torch": torch.__version__, "threads": 1}
+
+
+def do_job(job: Job, out: str, report: Callable[[int, int], None] | None) -> str:
+    """Do one unit of work, keep its result, and return its key.
+
+    Args:
+        job: What to do.
+        out: The results folder.
+        report: Told ``(done, planned)`` on the way, in attack steps or federated rounds.
+    """
+    store = Store(Path(out))
+    if isinstance(job.work, Cell):
+        result = run_cell(job.work, key=job.key, report=report, work=store.shelf_folder(job.key))
+        store.write_cell(job.key, result.record, result.timing, result.pictures)
+    else:
+        outcome = run_training(job.work, key=job.key, work=store.work_folder(job.key), report=report)
+        store.write_training(job.key, outcome.record, outcome.timing)
+    return job.key
+
+
+@dataclass
+class Board:
+    """Keeps count of cells, trainings and what is done of those at work, and shows them."""
+
+    jobs: list[Job]
+    done: set[str]
+    on_progress: Callable[[Progress], None] | None
+    on_finish: Callable[[str], None] = lambda key: None
+    begun: dict[str, tuple[int, int]] = field(default_factory=dict)
+    finished: set[str] = field(default_factory=set)
+
+    def finish(self, job: Job) -> None:
+        """Count a job as done."""
+        self.done.add(job.key)
+        self.finished.add(job.key)
+        self.on_finish(job.key)
+        self.show(job.label)
+
+    def show(self, label: str) -> None:
+        """Tell how far the run is."""
+        if self.on_progress is None:
+            return
+        cells = [job.key for job in self.jobs if isinstance(job.work, Cell)]
+        trainings = {job.key: job.work.utility.rounds for job in self.jobs if isinstance(job.work, Training)}
+        done, total = self._steps(cells)
+        rounds = sum(each if key in self.done else self.begun.get(key, (0, 0))[0] for key, each in trainings.items())
+        self.on_progress(
+            Progress(
+                len(self.done.intersection(cells)),
+                len(cells),
+                done,
+                total,
+                label,
+                done_trainings=len(self.done & trainings.keys()),
+                trainings=len(trainings),
+                done_rounds=rounds,
+                rounds=sum(trainings.values()),
+            )
+        )
+
+    def _steps(self, cells: list[str]) -> tuple[int, int]:
+        begun = {key: self.begun[key] for key in cells if key in self.begun}
+        finished = self.finished.intersection(cells)
+        planned = sum(steps for _, steps in begun.values())
+        # A finished cell counts in full: attacks may stop before their last step.
+        done = sum(steps if key in finished else now for key, (now, steps) in begun.items())
+        known = len(begun.keys() | finished)
+        to_run = len(cells) - len(self.done.intersection(cells)) + len(finished)
+        return done, round(planned / known * to_run) if known else 0

@@ -1,0 +1,241 @@
+"""Run a plan: cell by cell, in worker processes, resumable at any moment.
+
+A cell is the unit of work and of resumption: its result is a pure function of its settings, the data, the weights, the code and
+the execution mode, so a run that was killed and started again ends with the same bytes. So is a training, where the plan asks for
+utility; a cell is given its utility as soon as trainings are done, and in the end it is the same whichever ended first. Workers
+use one thread each; two threads per worker on two cores would be slower, and the thread count is part of what decides the bits.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import multiprocessing
+import os
+import signal
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from concurrent.futures.process import BrokenProcessPool
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from gradveil.audit.cell import run_cell
+from gradveil.errors import GradveilError
+from gradveil.run.describe import describe_run
+from gradveil.run.grid import cells_of
+from gradveil.run.jobs import Board, Digests, Job, Progress, cell_key, do_job, training_key
+from gradveil.run.trainings import all_trainings, cell_utility, trainings_of
+from gradveil.storage.run_folder import Store
+from gradveil.study.cell import Cell
+from gradveil.study.plan import Plan
+from gradveil.study.training import Training
+from gradveil.study.utility import UtilitySettings
+
+__all__ = ["AuditResult", "Progress", "cell_key", "run_audit", "run_cell", "run_cells"]
+
+
+@dataclass(frozen=True)
+class AuditResult:
+    """What a run produced."""
+
+    out: Path
+    cells: list[dict[str, Any]]
+    missing: list[str]
+
+
+def run_audit(
+    plan: Plan,
+    out: Path,
+    *,
+    command: str = "",
+    workers: int | None = None,
+    on_progress: Callable[[Progress], None] | None = None,
+) -> AuditResult:
+    """Run every cell and training of a plan that is not already in ``out``, and return all cells."""
+    return run_cells(
+        cells_of(plan),
+        out,
+        lambda keys: describe_run(plan, keys, command),
+        utility=plan.utility,
+        workers=workers,
+        on_progress=on_progress,
+    )
+
+
+def run_cells(
+    cells: Sequence[Cell],
+    out: Path,
+    describe: Callable[[list[str]], dict[str, Any]],
+    *,
+    utility: UtilitySettings | None = None,
+    workers: int | None = None,
+    on_progress: Callable[[Progress], None] | None = None,
+) -> AuditResult:
+    """Run the cells whose results are not already in ``out``, and the trainings behind their utility.
+
+    Args:
+        cells: What to run.
+        out: Results folder.
+        describe: Makes run.json from the cells' keys.
+        utility: How to train with the cells' defenses; None trains with none.
+        workers: Processes; by default one per core on a CPU and one on a GPU.
+        on_progress: Told after every cell, and every second while processes work.
+    """
+    store = Store(out)
+    digests: Digests = {}
+    keys = [cell_key(cell, digests) for cell in cells]
+    books = _Books(store, dict(zip(keys, cells, strict=True)), utility, digests)
+    jobs = [Job(cell, key) for cell, key in zip(cells, keys, strict=True)]
+    jobs += [Job(training, key) for training, key in books.trainings.items()]
+    with store.lock():
+        store.write_run(describe(keys))
+        done = {key for key in keys if store.read_cell(key) is not None}
+        store.clear_shelves(set(keys) - done)
+        done |= {key for key in books.trainings.values() if store.read_training(key) is not None}
+        books.settle()
+        board = Board(jobs, done, on_progress, books.settle)
+        todo = [job for job in jobs if job.key not in done]
+        # Chains first and the undefended cell last: the longest work must not be left for one worker at the end.
+        todo.sort(key=_order)
+        board.show("starting")
+        on_gpu = any(cell.device != "cpu" for cell in cells)
+        count = min(len(todo), workers or (1 if on_gpu else os.cpu_count() or 1))
+        if count <= 1:
+            _one_by_one(todo, out, board)
+        else:
+            _in_processes(todo, out, count, board)
+        found = {key: store.read_cell(key) for key in keys}
+    return AuditResult(out, [c for c in found.values() if c is not None], [key for key, c in found.items() if c is None])
+
+
+def _order(job: Job) -> tuple[bool, bool, int]:
+    if isinstance(job.work, Training):
+        return True, False, 0  # as they come: seed by seed
+    return False, job.work.defense == "none", -job.work.defense.count("+")
+
+
+class _Books:
+    """Knows which trainings a cell's utility is made of, and writes it down when they are done."""
+
+    def __init__(self, store: Store, cells: dict[str, Cell], utility: UtilitySettings | None, digests: Digests) -> None:
+        self._store, self._cells, self._utility = store, cells, utility
+        asked = all_trainings(cells.values(), utility) if utility is not None else []
+        self.trainings = {training: training_key(training, digests) for training in asked}
+
+    def settle(self, key: str = "") -> None:
+        """Give cells their utility: all of them, or those that a finished cell or training concerns."""
+        if self._utility is None:
+            return
+        for name, cell in self._cells.items():
+            own = trainings_of(cell, self._utility)
+            if not own:
+                continue
+            mine = [self.trainings[training] for training in own]
+            undefended = [self.trainings[training.undefended()] for training in own]
+            if key and key not in (name, *mine, *undefended):
+                continue
+            read = self._store.read_training
+            found = cell_utility(self._utility, [read(each) for each in mine], [read(each) for each in undefended])
+            if found is not None:
+                self._store.give_utility(name, found)
+
+
+def _one_by_one(todo: list[Job], out: Path, board: Board) -> None:
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        for job in todo:
+
+            def report(done: int, planned: int, job: Job = job) -> None:
+                board.begun[job.key] = (done, planned)
+                board.show(job.label)
+
+            do_job(job, str(out), report)
+            board.finish(job)
+    finally:
+        torch.set_num_threads(before)
+
+
+_counts: Any = None
+"""In a worker: the shared (done, planned) steps of every job, two numbers per job."""
+
+
+def _worker_start(counts: Any) -> None:
+    global _counts
+    _counts = counts
+    torch.set_num_threads(1)
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+
+
+def _end_with_parent() -> None:
+    """End this worker when the run is killed: it would wait for work for ever, and nobody would see it."""
+    parent = multiprocessing.parent_process()
+    if parent is not None:
+        parent.join()
+        os._exit(1)
+
+
+@contextlib.contextmanager
+def _uninterrupted() -> Iterator[None]:
+    """Hold Ctrl-C and SIGTERM back inside the block: a process whose starting is broken off complains at length.
+
+    Processes started there never see Ctrl-C, and end when their parent says so.
+    """
+    if not hasattr(signal, "pthread_sigmask"):
+        yield
+        return
+    came: list[int] = []
+    # The mask is what the processes inherit; it does not keep another thread from taking a signal that this one then answers.
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    # Only the main thread answers signals, and only it may say how.
+    held = (signal.SIGINT, signal.SIGTERM) if threading.current_thread() is threading.main_thread() else ()
+    answers = {each: signal.signal(each, lambda number, _: came.append(number)) for each in held}
+    try:
+        yield
+    finally:
+        for each, answer in answers.items():
+            signal.signal(each, signal.SIG_DFL if answer is None else answer)
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+        for number in came:
+            signal.raise_signal(number)
+
+
+def _work_in_process(index: int, job: Job, out: str) -> str:
+    def report(done: int, planned: int) -> None:
+        _counts[2 * index], _counts[2 * index + 1] = done, planned
+
+    return do_job(job, out, report)
+
+
+def _in_processes(todo: list[Job], out: Path, count: int, board: Board) -> None:
+    context = multiprocessing.get_context("spawn")
+    counts = context.Array("q", 2 * len(todo), lock=False)
+    others = set(multiprocessing.active_children())
+    with ProcessPoolExecutor(count, mp_context=context, initializer=_worker_start, initargs=(counts,)) as pool:
+        try:
+            with _uninterrupted():
+                pending: dict[Future[str], Job] = {
+                    pool.submit(_work_in_process, i, job, str(out)): job for i, job in enumerate(todo)
+                }
+            while pending:
+                finished, _ = wait(pending, timeout=1.0, return_when=FIRST_COMPLETED)
+                board.begun = {job.key: (counts[2 * i], counts[2 * i + 1]) for i, job in enumerate(todo) if counts[2 * i + 1]}
+                for future in finished:
+                    future.result()
+                    board.finish(pending.pop(future))
+                if not finished:
+                    board.show("working")
+        except BrokenProcessPool as error:
+            why = "for lack of memory, or because a script that calls run_audit has no `if __name__ == '__main__':`"
+            raise GradveilError(f"a worker process died, perhaps {why}; the same command continues") from error
+        except Exception:
+            pool.shutdown(wait=False, cancel_futures=True)  # cells at work are finished and kept
+            raise
+        except BaseException:
+            pool.shutdown(wait=False, cancel_futures=True)
+            for worker in set(multiprocessing.active_children()) - others:
+                worker.terminate()
+            raise

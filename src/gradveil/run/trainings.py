@@ -1,0 +1,217 @@
+"""Utility: one federated training per defense and seed, kept like a cell, and what the pairs of them say about a defense.
+
+Of a cut model the parties of vertical learning train together, else clients who share updates do. A training does not depend on
+the attack or on the batch size under attack, so all cells with the same data, model, cut and defense share it. The undefended
+training of the same seed is always among them: accuracy means little without it.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from gradveil.run.pairs import pair_up
+from gradveil.study.cell import Cell
+from gradveil.study.training import BASELINE, TRAINING_FORMAT, Training
+from gradveil.study.utility import UtilitySettings
+
+if TYPE_CHECKING:
+    from gradveil.study.training_result import RoundRecord, TrainingResult
+
+__all__ = [
+    "all_trainings",
+    "cell_utility",
+    "check_trainings",
+    "run_training",
+    "trainings_of",
+]
+
+CHECKPOINTS = 10
+
+
+def trainings_of(cell: Cell, utility: UtilitySettings) -> list[Training]:
+    """Return the trainings behind one cell's utility, one per seed; the seeds follow on from the cell's.
+
+    Which party is attacked, and what of it is seen, plays no part: the parties train together.
+    """
+    return [
+        Training(
+            data=cell.data,
+            labels=cell.labels,
+            scale=cell.scale,
+            read=cell.read,
+            model=cell.model,
+            weights=cell.weights,
+            defense=cell.defense,
+            seed=cell.seed + index,
+            device=cell.device,
+            loss=cell.loss,
+            cut=cell.cut,
+            parts=cell.parts,
+            # Equal trainings must have equal keys, whatever number of seeds asked for them.
+            utility=utility.replace(seeds=1),
+        )
+        for index in range(utility.seeds)
+    ]
+
+
+def all_trainings(cells: Iterable[Cell], utility: UtilitySettings) -> list[Training]:
+    """Return every training of a run once, seed by seed, undefended first: a run that is stopped early has whole pairs."""
+    wanted = [training for cell in cells for training in trainings_of(cell, utility)]
+    both = [each for training in wanted for each in (training.undefended(), training)]
+    return sorted(dict.fromkeys(both), key=lambda training: (training.seed, training.defense != BASELINE))
+
+
+def check_trainings(cells: Iterable[Cell], utility: UtilitySettings) -> None:
+    """Deal the records out to the clients of every undefended training, so that none fails for want of records later.
+
+    Raises:
+        UsageError: One sentence about the split, the model or the data.
+    """
+    from gradveil.federation.setup import build_federation
+    from gradveil.federation.vertical_training import build_vertical
+
+    for training in all_trainings(cells, utility):
+        if training.defense != BASELINE:
+            continue
+        if training.cut:
+            build_vertical(training.federation(), training.cut, training.parts)
+        else:
+            build_federation(training.federation())
+
+
+@dataclass(frozen=True)
+class TrainingOutcome:
+    """One training: what is the same on every run, and what is not."""
+
+    record: dict[str, Any]
+    timing: dict[str, Any]
+
+
+def run_training(
+    training: Training, *, key: str = "", work: Path | None = None, report: Callable[[int, int], None] | None = None
+) -> TrainingOutcome:
+    """Train once and return what the report and the recommendation need.
+
+    Args:
+        training: The settings.
+        key: Under which the result is kept.
+        work: Folder for checkpoints, from which a killed training goes on; None keeps none.
+        report: Told ``(rounds done, rounds planned)``.
+    """
+    from gradveil.federation.engine import train
+    from gradveil.federation.vertical_training import train_vertical
+
+    def told(record: RoundRecord) -> None:
+        if report is not None:
+            report(record.round, training.utility.rounds)
+
+    # A checkpoint a round would cost small models more time than the rounds a killed training repeats.
+    every = max(1, training.utility.rounds // CHECKPOINTS)
+    settings: dict[str, Any] = {"out": work, "on_round": told, "latency": True, "checkpoint_every": every}
+    if training.cut:
+        result = train_vertical(training.federation(), cut=training.cut, parts=training.parts, **settings)
+    else:
+        result = train(training.federation(), **settings)
+    return TrainingOutcome(_record(training, key, result), _timing(key, result))
+
+
+def _record(training: Training, key: str, result: TrainingResult) -> dict[str, Any]:
+    return {
+        "format": TRAINING_FORMAT,
+        "key": key,
+        "training": training.as_dict(),
+        "chance": _chance(training),
+        "final_accuracy": result.final_accuracy,
+        "best_accuracy": result.best_accuracy,
+        "bytes": {"up": result.bytes_up, "down": result.bytes_down},
+        "guarantee": dict(result.guarantee),
+        "rounds": [
+            {
+                "round": each.round,
+                "accuracy": each.accuracy,
+                "loss": each.loss,
+                "bytes_up": each.bytes_up,
+                "bytes_down": each.bytes_down,
+                "refused": each.refused,
+                "counters": dict(each.counters),
+            }
+            for each in result.rounds
+        ],
+    }
+
+
+def _chance(training: Training) -> float:
+    """Return the accuracy of always naming the most frequent class; of masks, the mean Dice of calling every pixel foreground."""
+    from gradveil.data import load_source
+    from gradveil.learning.task import dice
+
+    data = load_source(training)
+    if data.dense:
+        return float(dice(data.targets >= 0, data.targets).mean())
+    counts = data.counts()
+    return max(counts) / sum(counts)
+
+
+def _timing(key: str, result: TrainingResult) -> dict[str, Any]:
+    return {
+        "key": key,
+        "seconds": round(result.seconds, 3),
+        "client_seconds": [each.client_seconds for each in result.rounds],
+        "latency": result.latency.as_dict() if result.latency is not None else None,
+    }
+
+
+def cell_utility(
+    utility: UtilitySettings, own: Sequence[Mapping[str, Any] | None], undefended: Sequence[Mapping[str, Any] | None]
+) -> dict[str, Any] | None:
+    """Return the ``utility`` of a cell from the trainings that are done, or None where no pair is.
+
+    Args:
+        utility: What the plan asked for.
+        own: The cell's trainings, one per seed; None where one is not done.
+        undefended: The trainings they are paired with, in the same order.
+    """
+    pairs = [
+        (a, b) for a, b in zip(own, undefended, strict=True) if a is not None and b is not None and _trained(a) and _trained(b)
+    ]
+    if not pairs:
+        return None
+    sides = list(zip(*pairs, strict=True))
+    accuracy = [{each["training"]["seed"]: each["final_accuracy"] for each in side} for side in sides]
+    sent = [{name: statistics.fmean(each["bytes"][name] for each in side) for name in ("up", "down")} for side in sides]
+    return {
+        "settings": _told(utility, pairs[0][0]["training"]),
+        "seeds": [a["training"]["seed"] for a, _ in pairs],
+        "trainings": [a["key"] for a, _ in pairs],
+        "baseline": [b["key"] for _, b in pairs],
+        **pair_up(*accuracy),
+        "chance": pairs[0][0].get("chance"),
+        "bytes": {**sent[0], "undefended_up": sent[1]["up"], "undefended_down": sent[1]["down"]},
+        "guarantee": _weakest([a.get("guarantee") for a, _ in pairs]),
+    }
+
+
+def _told(utility: UtilitySettings, training: Mapping[str, Any]) -> dict[str, Any]:
+    """Return how the trainings went, without what is about clients where there were parties."""
+    if not training.get("cut"):
+        return utility.as_dict()
+    about_clients = ("clients", "clients_per_round", "partition", "aggregation")
+    own = {name: value for name, value in utility.as_dict().items() if name not in about_clients}
+    return {**own, "cut": training["cut"], "parts": training["parts"]}
+
+
+def _weakest(guarantees: Sequence[Mapping[str, Any] | None]) -> Mapping[str, Any] | None:
+    """Return what holds for every seed: no guarantee where one has none, else the largest ε."""
+    known = [each for each in guarantees if each]
+    if len(known) < len(guarantees):
+        return None
+    return max(known, key=lambda each: math.inf if each["epsilon"] is None else each["epsilon"])
+
+
+def _trained(record: Mapping[str, Any]) -> bool:
+    return isinstance(record.get("final_accuracy"), float)

@@ -1,0 +1,1 @@
+"""What results let us say: status, limits, recommendations, and the words for them. Nothing here needs torch."""

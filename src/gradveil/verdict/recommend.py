@@ -1,0 +1,377 @@
+"""Choose a defense by limits: the one that leaks least among those that cost no more than allowed, or none and why.
+
+Leaking is judged like everywhere: by the upper bound of the share that the strongest attacker identified. A defense measured in
+several settings counts with its worst one, and one that leaks no less than no defense is never recommended. Where the numbers do
+not allow a choice, nothing is: an attacker who cannot even break the undefended update, a federation that learned nothing, a
+failed trust check and an accuracy nobody measured are no evidence.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from gradveil.errors import Unreliable, UsageError, suggest
+from gradveil.study.cell import HORIZONTAL
+from gradveil.study.results import Cell, Estimate, Results, Share
+from gradveil.verdict.numbers import count, interval, percent, points, times
+from gradveil.verdict.status import Setting, Status, settings_of, status_of
+
+__all__ = ["Candidate", "Recommendation", "Requirements", "recommend"]
+
+MOST_NAMED = 3
+FEW_SEEDS = 4
+"""Below this many, an interval may be wide because of the seeds alone."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Requirements:
+    """What a defense may cost; None leaves a side open.
+
+    Attributes:
+        max_accuracy_drop: Percentage points of accuracy that training with it may lose.
+        max_time: Client time, relative to no defense.
+        max_bytes_ratio: Bytes that clients send, relative to no defense.
+        max_identified: Share of records, compared with the upper bound of what was identified.
+        strict: Whether the far end of the interval of the accuracy must be within the limit, not only its mean.
+        cut: Judge the rows of models that are cut here; empty takes horizontal rows, or all cuts where those have no defense.
+    """
+
+    max_accuracy_drop: float | None = None
+    max_time: float | None = None
+    max_bytes_ratio: float | None = None
+    max_identified: float | None = None
+    strict: bool = False
+    cut: str = ""
+
+    def __post_init__(self) -> None:
+        """Refuse limits that mean nothing."""
+        for name, most in (
+            ("max_accuracy_drop", 100.0),
+            ("max_time", math.inf),
+            ("max_bytes_ratio", math.inf),
+            ("max_identified", 1.0),
+        ):
+            value = getattr(self, name)
+            if value is not None and not (math.isfinite(value) and 0 <= value <= most):
+                known = f"between 0 and {most:g}" if math.isfinite(most) else "of at least 0"
+                raise UsageError(f"--{name.replace('_', '-')} is {value:g}; give a number {known}")
+        if all(each is None for each in (self.max_accuracy_drop, self.max_time, self.max_bytes_ratio, self.max_identified)):
+            raise UsageError(
+                "give at least one limit, as in --max-accuracy-drop 1; without one, the strongest defense always wins"
+            )
+        if self.strict and self.max_accuracy_drop is None:
+            raise UsageError("--strict is about --max-accuracy-drop; give that too")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Candidate:
+    """A defense at one strength, with its worst numbers over all settings.
+
+    Attributes:
+        spelling: The defense.
+        identified: Share identified by the strongest attacker, where its upper bound is highest.
+        accuracy: Accuracy after training.
+        difference: Change of accuracy by paired seeds, or None where it was not measured.
+        time: Client time relative to no defense, or None.
+        sent: Bytes that clients send relative to no defense, or None.
+        doubts: Why it cannot be judged; empty where it can.
+        excess: Each limit it breaks, in words, with how far beyond it is, relative to the limit.
+    """
+
+    spelling: str
+    identified: Share
+    accuracy: Estimate | None
+    difference: Estimate | None
+    time: float | None
+    sent: float | None
+    doubts: tuple[str, ...]
+    excess: tuple[tuple[str, float], ...]
+
+    @property
+    def qualifies(self) -> bool:
+        """Whether it can be judged and breaks no limit."""
+        return not self.doubts and not self.excess
+
+    def rank(self) -> tuple[float, float, float]:
+        """Order of preference: lowest upper bound, then accuracy, then client time."""
+        gained = -self.difference.value if self.difference is not None else math.inf
+        return round(self.identified.high, 9), gained, math.inf if self.time is None else self.time
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return plain JSON values."""
+        return {
+            "defense": self.spelling,
+            "identified": asdict(self.identified),
+            "accuracy": asdict(self.accuracy) if self.accuracy else None,
+            "difference": asdict(self.difference) if self.difference else None,
+            "time_ratio": self.time,
+            "bytes_ratio": self.sent,
+            "qualifies": self.qualifies,
+            "reasons": [*self.doubts, *(words for words, _ in self.excess)],
+        }
+
+
+@dataclass(frozen=True, kw_only=True)
+class Recommendation:
+    """The answer.
+
+    Attributes:
+        chosen: The defense to use, or None where none qualifies.
+        sentence: The answer and its reason in one line.
+        notes: What to know before relying on it.
+        candidates: Every defense of the run, in order of preference.
+    """
+
+    chosen: Candidate | None
+    sentence: str
+    notes: tuple[str, ...]
+    candidates: tuple[Candidate, ...]
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return plain JSON values."""
+        return {
+            "recommended": self.chosen.spelling if self.chosen else None,
+            "sentence": _plain(self.sentence),
+            "notes": [_plain(note) for note in self.notes],
+            "candidates": [candidate.as_dict() for candidate in self.candidates],
+        }
+
+
+def recommend(results: Results, asked: Requirements) -> Recommendation:
+    """Choose among the defenses of a run.
+
+    Args:
+        results: What the run measured, with utility.
+        asked: What a defense may cost.
+
+    Raises:
+        UsageError: Utility was not measured, or no defense was.
+        Unreliable: Nothing shows that the attackers can win, the federation learned nothing, or no defense can be judged.
+    """
+    chosen_rows = _rows(results, asked)
+    settings = settings_of(chosen_rows)
+    _check_evidence(settings, unfinished=results.missing > 0)
+    candidates = sorted(_candidates(settings, asked), key=Candidate.rank)
+    judged = [candidate for candidate in candidates if not candidate.doubts]
+    if not judged:
+        why = "; ".join(f"{each.spelling}: {each.doubts[0]}" for each in candidates[:MOST_NAMED])
+        raise Unreliable(f"nothing can be recommended, because no defense can be judged ({why})")
+    notes = _common_notes(results, candidates, chosen_rows)
+    fit = [candidate for candidate in judged if candidate.qualifies]
+    if not fit:
+        return Recommendation(chosen=None, sentence=_refusal(judged), notes=tuple(notes), candidates=tuple(candidates))
+    chosen = fit[0]
+    notes = [*_notes_on(chosen, fit[1:], settings, asked), *notes]
+    return Recommendation(chosen=chosen, sentence=_answer(chosen, fit, judged), notes=tuple(notes), candidates=tuple(candidates))
+
+
+def _rows(results: Results, asked: Requirements) -> list[Cell]:
+    """Return the rows to judge: updates and embeddings are defended by different means, so they are not weighed together."""
+    cuts = list(dict.fromkeys(_cut(cell) for cell in results.cells))
+    if asked.cut:
+        known = [cut or HORIZONTAL for cut in cuts]
+        if asked.cut not in known:
+            raise UsageError(f"there is no row with cut {asked.cut!r} in this run{suggest(asked.cut, known)}")
+        return [cell for cell in results.cells if (_cut(cell) or HORIZONTAL) == asked.cut]
+    rows = [[cell for cell in results.cells if bool(_cut(cell)) is vertical] for vertical in (False, True)]
+    # Without a defense among them, horizontal rows are there for comparison alone.
+    return next((side for side in rows if any(not cell.defense.is_none for cell in side)), rows[0] or rows[1])
+
+
+def _cut(cell: Cell) -> str:
+    return str(cell.settings.get("cut") or "")
+
+
+def _check_evidence(settings: Sequence[Setting], *, unfinished: bool) -> None:
+    cells = [cell for setting in settings for cell in setting.defended]
+    if not cells:
+        raise UsageError(
+            'no defense was measured in these rows; name some in the plan, as in defense = ["none", "pruning:ladder"]'
+        )
+    if all(cell.utility is None for cell in cells):
+        raise UsageError(
+            "accuracy was not measured in this run, so nothing can be recommended; add a [utility] section to the plan, or run "
+            "`gradveil audit` again with --utility 20 and the same --out"
+        )
+    for setting in settings:
+        bare = setting.undefended
+        if bare is None:
+            cure = "let the audit end: the same command goes on" if unfinished else 'add "none" to the plan'
+            why = f"the undefended update was not measured, so nothing shows that these attackers can win; {cure}"
+            raise Unreliable(f"nothing can be recommended: {why}")
+        if bare.failures:
+            raise Unreliable(f"nothing can be recommended: a check failed on the undefended update ({_failure(bare)})")
+        if status_of(bare, bare) is Status.UNBROKEN:
+            raise Unreliable(f"nothing can be recommended: {bare.ensemble} does not break even the undefended update")
+    for cell in cells:
+        _check_learned(cell)
+
+
+def _check_learned(cell: Cell) -> None:
+    utility = cell.utility
+    if utility is None or utility.undefended is None or utility.chance is None:
+        return
+    reached = utility.undefended.value if utility.undefended.low is None else utility.undefended.low
+    if reached > utility.chance:
+        return
+    mean, few = utility.undefended, utility.undefended.value > utility.chance and utility.undefended.n < FEW_SEEDS
+    over = f" ({interval(mean.low, mean.high)} over {mean.n} seeds)" if mean.low is not None and mean.high is not None else ""
+    cure = "ask for more seeds, or train longer" if few else "train longer, or with another learning_rate"
+    raise Unreliable(
+        f"nothing can be recommended: without a defense the federation reached {percent(mean.value)} accuracy{over}, not clearly "
+        f"more than the {percent(utility.chance)} of naming one class always; {cure}"
+    )
+
+
+def _candidates(settings: Sequence[Setting], asked: Requirements) -> list[Candidate]:
+    spellings = dict.fromkeys(cell.defense.spelling for setting in settings for cell in setting.defended)
+    return [_candidate(spelling, settings, asked) for spelling in spellings]
+
+
+def _candidate(spelling: str, settings: Sequence[Setting], asked: Requirements) -> Candidate:
+    cells = [cell for setting in settings for cell in setting.defended if cell.defense.spelling == spelling]
+    differences = [cell.utility.difference for cell in cells if cell.utility is not None and cell.utility.difference is not None]
+    worst = min(differences, key=lambda each: each.value, default=None)
+    found = Candidate(
+        spelling=spelling,
+        identified=max((cell.exposed for cell in cells), key=lambda share: share.high),
+        accuracy=min((cell.accuracy for cell in cells if cell.accuracy is not None), key=lambda each: each.value, default=None),
+        difference=worst,
+        time=_worst([cell.time_ratio for cell in cells]),
+        sent=_worst([cell.sent_ratio for cell in cells]),
+        doubts=tuple(_doubts(cells, len(settings), asked)),
+        excess=(),
+    )
+    bare = max((s.undefended.exposed for s in settings if s.undefended is not None), key=lambda share: share.high)
+    idle = (
+        [(f"leaks no less than no defense ({bare.count} of {bare.n})", 1.0)] if found.identified.high >= bare.high - 1e-9 else []
+    )
+    return Candidate(**{**vars(found), "excess": (*idle, *_excess(found, asked))})
+
+
+def _worst(values: Sequence[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return max(known) if len(known) == len(values) and known else None
+
+
+def _doubts(cells: Sequence[Cell], settings: int, asked: Requirements) -> list[str]:
+    failed = next((cell for cell in cells if cell.failures), None)
+    doubts = [f"a trust check failed ({_failure(failed)})"] if failed is not None else []
+    if len(cells) < settings:
+        doubts.append(f"measured in {len(cells)} of {settings} settings")
+    if any(cell.utility is None or cell.utility.difference is None for cell in cells):
+        doubts.append("accuracy was not measured")
+    if asked.max_time is not None and _worst([cell.time_ratio for cell in cells]) is None:
+        doubts.append("client time was not measured")
+    if asked.max_bytes_ratio is not None and _worst([cell.sent_ratio for cell in cells]) is None:
+        doubts.append("bytes were not measured")
+    if asked.strict and any(cell.utility and cell.utility.difference and cell.utility.difference.low is None for cell in cells):
+        doubts.append("one seed gives no interval for --strict")
+    return doubts
+
+
+def _failure(cell: Cell) -> str:
+    check = cell.failures[0]
+    return check.sentence.strip().rstrip(".") or check.name
+
+
+def _excess(found: Candidate, asked: Requirements) -> list[tuple[str, float]]:
+    """Return the limits that are broken, in words, and by how much of the limit."""
+    broken = []
+    if asked.max_accuracy_drop is not None and found.difference is not None:
+        low = found.difference.low
+        drop = -100 * (low if asked.strict and low is not None else found.difference.value)
+        words = f"{'may lose' if asked.strict else 'loses'} {drop:.1f} points of accuracy (limit {asked.max_accuracy_drop:g})"
+        broken.append((words, drop, asked.max_accuracy_drop, 1.0))
+    if asked.max_time is not None and found.time is not None:
+        broken.append((f"takes {times(found.time)} client time (limit {asked.max_time:g}×)", found.time, asked.max_time, 1.0))
+    if asked.max_bytes_ratio is not None and found.sent is not None:
+        limit = asked.max_bytes_ratio
+        broken.append((f"sends {times(found.sent)} bytes (limit {limit:g}×)", found.sent, limit, 0.1))
+    if asked.max_identified is not None:
+        high, limit = found.identified.high, asked.max_identified
+        broken.append((f"may let {percent(high)} be identified (limit {percent(limit)})", high, limit, 0.05))
+    return [(words, (value - limit) / max(limit, least)) for words, value, limit, least in broken if value > limit + 1e-9]
+
+
+def _measured(found: Candidate) -> str:
+    share = found.identified
+    found_out = f"{percent(share.value)}, 95 % interval {interval(share.low, share.high)}"
+    told = f"{share.count} of {count(share.n, 'record')} identified ({found_out})"
+    if found.difference is not None:
+        told += f", accuracy {points(found.difference)} points over {count(found.difference.n, 'paired seed')}"
+    told += f", {times(found.time)} client time" if found.time is not None else ""
+    return told + (f", {times(found.sent)} bytes up" if found.sent is not None else "")
+
+
+def _answer(chosen: Candidate, fit: Sequence[Candidate], judged: Sequence[Candidate]) -> str:
+    if len(judged) == 1:
+        return f"use {chosen.spelling}: it is within the limits, and no other defense was judged; {_measured(chosen)}"
+    of = f"{len(judged)} defenses within the limits"
+    why = f"it leaks least of the {len(fit)} of {of}" if len(fit) > 1 else f"it is the only one of {of}"
+    return f"use {chosen.spelling}: {why}; {_measured(chosen)}"
+
+
+def _refusal(judged: Sequence[Candidate]) -> str:
+    nearest = min(judged, key=lambda candidate: (max(over for _, over in candidate.excess), candidate.rank()))
+    limits = " and ".join(words for words, _ in nearest.excess)
+    who = f"of {count(len(judged), 'defense')}, {nearest.spelling} comes nearest, but"
+    return f"none qualifies: {who} {limits}; {_measured(nearest)}"
+
+
+def _notes_on(chosen: Candidate, others: Sequence[Candidate], settings: Sequence[Setting], asked: Requirements) -> list[str]:
+    """Say what the numbers behind a choice do not show."""
+    share, notes = chosen.identified, []
+    same = [other.spelling for other in others if share.low <= other.identified.value <= share.high]
+    if same:
+        named = ", ".join(same[:MOST_NAMED]) + (f" and {len(same) - MOST_NAMED} more" if len(same) > MOST_NAMED else "")
+        notes.append(f"the difference in leakage to {named} lies inside the interval; more records would tell them apart")
+    for setting in settings:
+        bare = setting.undefended
+        cell = next((each for each in setting.defended if each.defense.spelling == chosen.spelling), None)
+        if bare is None or cell is None:
+            continue
+        proved = cell.utility.guarantee if cell.utility is not None else None
+        if proved is not None and proved.epsilon is not None:
+            notes.append(f"differential privacy of the whole training: {proved.sentence}")
+        if cell.informed is None:
+            notes.append(f"no attacker of {cell.ensemble} knew this defense; one who does may find more")
+        if cell.exposed.high >= bare.exposed.low:
+            notes.append("its interval overlaps that of no defense, so these records do not show that it leaks less")
+        if status_of(cell, bare) is Status.BROKEN:
+            notes.append(
+                f"it is broken all the same: {cell.ensemble} identifies clearly more records than can be had without the update"
+            )
+    return list(dict.fromkeys([*notes, *_notes_on_accuracy(chosen, asked)]))
+
+
+def _notes_on_accuracy(chosen: Candidate, asked: Requirements) -> list[str]:
+    difference = chosen.difference
+    if difference is None or asked.max_accuracy_drop is None:
+        return []
+    if difference.low is None:
+        return ["accuracy comes from one seed, so there is no interval"]
+    if -100 * difference.low > asked.max_accuracy_drop + 1e-9:
+        reach = f"the interval of its accuracy reaches a drop of {-100 * difference.low:.1f} points, beyond the limit"
+        return [f"{reach}; more seeds would narrow it, and --strict insists on it"]
+    return []
+
+
+def _common_notes(results: Results, candidates: Sequence[Candidate], judged: Sequence[Cell]) -> list[str]:
+    notes = [f"{each.spelling} was left out: {'; '.join(each.doubts)}" for each in candidates if each.doubts]
+    if results.missing:
+        notes.append(f"{count(results.missing, 'cell is', 'cells are')} not done yet, so the answer may change")
+    others = list(dict.fromkeys(_cut(cell) or HORIZONTAL for cell in results.cells if cell not in judged))
+    if others:
+        options = " or ".join(f"--cut {cut}" for cut in others)
+        notes.append(
+            f"{count(len(results.cells) - len(judged), 'row', 'rows')} of other cuts left out; ask for them with {options}"
+        )
+    return notes
+
+
+def _plain(text: str) -> str:
+    return text.replace("\u00a0", " ")

@@ -1,0 +1,146 @@
+"""What the numbers say: the status of a cell, the setting that leads the page, the best defense, and how far to trust it.
+
+The status of a cell compares the verdict (candidates selected without seeing the truth) with the bar, the best of the nulls:
+
+    no verdict    a trust check failed
+    broken        even the lower bound of the share identified lies above the upper bound of the best null
+    not broken    no more records identified than by the best null, and no closer pictures either, of at least 16 records
+    unclear       anything between: something seems to leak, or there are too few records to tell
+    untested      it would be "not broken" or "unclear", but nothing shows that these attackers break even the undefended update
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import Enum
+
+from gradveil.study.results import Bar, Cell, Results
+
+__all__ = ["Headline", "Setting", "Status", "bar_of", "choose_headline", "closer_than_null", "settings_of", "status_of"]
+
+# Fewer records than this show a leak, but not that there is none; the check `enough_records` warns below it too.
+ENOUGH = 16
+# Where and how a cell was computed does not change the question it answers.
+NOT_A_SETTING = {"defense", "execution", "threads", "device", "risk"}
+# Settings that older results lack, and what they meant by it: both kinds stand in one table.
+UNSAID = {"scale": "", "read": "", "bn_statistics": False, "cut": "", "parts": "whole", "party": 0, "sees": "embedding"}
+
+
+class Status(Enum):
+    """What a cell lets us say about its defense."""
+
+    NO_VERDICT = "no verdict"
+    BROKEN = "broken"
+    UNCLEAR = "unclear"
+    UNBROKEN = "not broken"
+    UNTESTED = "untested"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Setting:
+    """All cells that differ in nothing but the defense."""
+
+    cells: tuple[Cell, ...]
+
+    @property
+    def undefended(self) -> Cell | None:
+        """The cell without a defense, if it is done."""
+        return next((cell for cell in self.cells if cell.defense.is_none), None)
+
+    @property
+    def defended(self) -> tuple[Cell, ...]:
+        """The cells with a defense."""
+        return tuple(cell for cell in self.cells if not cell.defense.is_none)
+
+    @property
+    def best(self) -> Cell | None:
+        """The defense with the lowest upper bound; ties by bytes, then client time, then regret."""
+        judged = [cell for cell in self.defended if not cell.failures]
+        return min(judged, key=_rank, default=None)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Headline:
+    """What the first screen speaks about."""
+
+    setting: Setting
+    settings: tuple[Setting, ...]
+    undefended: Cell | None
+    best: Cell | None
+
+    @property
+    def helps(self) -> bool:
+        """Whether the best defense lowers the upper bound at all."""
+        if self.best is None or self.undefended is None:
+            return False
+        return self.best.exposed.high < self.undefended.exposed.high - 1e-9
+
+
+def _rank(cell: Cell) -> tuple[float, float, float, float]:
+    def known(value: float | None) -> float:
+        return math.inf if value is None else value
+
+    high = round(cell.exposed.high, 9)
+    return high, known(cell.bytes_up), known(cell.timing.defense_ms), known(cell.regret_worst)
+
+
+def bar_of(cell: Cell) -> Bar:
+    """Return what the best null identifies; the chance level where no null was measured."""
+    chance = 1 / cell.candidates if cell.candidates else 0.0
+    return cell.bar or Bar(null="chance", value=chance, high=chance)
+
+
+def closer_than_null(cell: Cell) -> bool:
+    """Whether the pictures are closer to the originals than the best null, beyond the interval."""
+    psnr, bar = cell.selected.psnr, cell.bar_psnr
+    return psnr is not None and psnr.low is not None and bar is not None and psnr.low > bar.value
+
+
+def status_of(cell: Cell, undefended: Cell | None) -> Status:
+    """Return what the cell lets us say, given the undefended cell of its setting."""
+    share, bar = cell.exposed, bar_of(cell)
+    if cell.failures:
+        return Status.NO_VERDICT
+    if share.low > bar.high:
+        return Status.BROKEN
+    if not cell.defense.is_none and not _attackers_win(undefended):
+        return Status.UNTESTED
+    return Status.UNBROKEN if _at_the_null(cell) and share.n >= ENOUGH else Status.UNCLEAR
+
+
+def _at_the_null(cell: Cell) -> bool:
+    return cell.exposed.value <= bar_of(cell).value + 1e-9 and not closer_than_null(cell)
+
+
+def _attackers_win(undefended: Cell | None) -> bool:
+    return undefended is not None and not undefended.failures and not _at_the_null(undefended)
+
+
+def settings_of(cells: Sequence[Cell]) -> tuple[Setting, ...]:
+    """Group cells by everything but the defense, in plan order."""
+    groups: dict[tuple[tuple[str, str], ...], list[Cell]] = {}
+    for cell in cells:
+        told = {name: value for name, value in cell.settings.items() if name not in NOT_A_SETTING}
+        key = tuple(sorted((name, str(value)) for name, value in told.items() if name not in UNSAID or value != UNSAID[name]))
+        groups.setdefault(key, []).append(cell)
+    return tuple(Setting(cells=tuple(group)) for group in groups.values())
+
+
+def choose_headline(results: Results) -> Headline:
+    """Choose the setting that leads the page: the one whose undefended update gave away most.
+
+    Settings whose undefended cell has a verdict come first, then those where it failed a check, then those without one.
+    """
+    settings = settings_of(results.cells)
+
+    def exposure(setting: Setting) -> tuple[int, float, float, int]:
+        cell = setting.undefended
+        if cell is None:
+            return 0, 0.0, 0.0, len(setting.cells)
+        share = cell.exposed
+        return (1 if cell.failures else 2), share.value, share.low, len(setting.cells)
+
+    leading = max(settings, key=exposure)
+    return Headline(setting=leading, settings=settings, undefended=leading.undefended, best=leading.best)

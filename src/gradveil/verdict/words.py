@@ -1,0 +1,240 @@
+"""Plain sentences. The page never calls anything "safe": a defense is at most "not broken by" the ensemble that ran."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from gradveil.study.results import Cell, Results, Utility
+from gradveil.verdict.numbers import NBSP, accuracy, count, db, interval, ms, percent, points, size, times
+from gradveil.verdict.status import Headline, Status, bar_of, closer_than_null, status_of
+
+__all__ = [
+    "NULLS",
+    "Trust",
+    "costs",
+    "headline_sentence",
+    "identified_sentence",
+    "judgement",
+    "no_verdict",
+    "progress_sentence",
+    "sentence",
+    "setting_words",
+    "threat_sentences",
+    "trust",
+    "utility_words",
+]
+
+NULLS = {
+    "grey": "a grey picture",
+    "data_mean": "the mean of the data",
+    "prior_only": "the attack's prior alone, without the update",
+    "derangement": "reconstructions of other records",
+    "chance": "guessing",
+}
+SHARES = {
+    "gradient": "sharing a gradient",
+    "update": "sharing a weight update",
+    "weights": "sharing weights",
+    "embedding": "sharing an embedding",
+}
+SEES = {"embedding": "an embedding is seen", "embedding_gradient": "an embedding and its gradient are seen"}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Trust:
+    """The badge: how far to trust the first screen."""
+
+    level: str
+    title: str
+    reasons: tuple[str, ...]
+
+
+def sentence(text: str) -> str:
+    """Return ``text`` with a full stop, if it has no end of its own."""
+    text = text.strip()
+    return text if text.endswith((".", "!", "?", "…")) else f"{text}."
+
+
+def guessing(cell: Cell) -> str:
+    """Say what guessing would find."""
+    return f"guessing would find 1 in {cell.candidates}" if cell.candidates else "the chance level is not recorded"
+
+
+def identified_sentence(cell: Cell) -> str:
+    """Say how many records the strongest attacker identified, with interval and chance level."""
+    share = cell.exposed
+    return (
+        f"the strongest attacker identified {share.count} of {count(share.n, 'record')} "
+        f"({percent(share.value)}, 95{NBSP}% interval {interval(share.low, share.high)}); {guessing(cell)}"
+    )
+
+
+def no_verdict(cell: Cell) -> str:
+    """Say why a cell has no verdict."""
+    reasons = "; ".join(check.sentence.strip().rstrip(".") or check.name for check in cell.failures)
+    return f"No verdict, because a check failed: {reasons}."
+
+
+def _against_null(cell: Cell) -> str:
+    bar = bar_of(cell)
+    return f"the best null, {NULLS.get(bar.null, bar.null)}, reaches {percent(bar.value)}"
+
+
+def judgement(cell: Cell, undefended: Cell | None) -> str:
+    """Say what the numbers allow us to say about one cell, given the undefended cell of its setting, and no more."""
+    share, status = cell.exposed, status_of(cell, undefended)
+    if status is Status.NO_VERDICT:
+        return no_verdict(cell)
+    if status is Status.UNTESTED:
+        return f"No verdict on this defense: nothing shows that {cell.ensemble} breaks even the undefended update."
+    if status is Status.BROKEN:
+        return f"Broken by {cell.ensemble}: clearly more than without the update ({_against_null(cell)})."
+    if status is Status.UNBROKEN:
+        limit = f"the true share may be as high as {percent(share.high)}"
+        return f"Not broken by {cell.ensemble} ({share.count} of {share.n} identified; {_against_null(cell)}; {limit})."
+    if closer_than_null(cell) and cell.selected.psnr and cell.bar_psnr:
+        pictures = f"{db(cell.selected.psnr.median)} against {db(cell.bar_psnr.value)}"
+        return f"Leaks something under {cell.ensemble}: pictures come closer to the originals than the best null ({pictures})."
+    return f"Unclear under {cell.ensemble}: {_against_null(cell)}, and {count(share.n, 'record')} are too few to tell them apart."
+
+
+def headline_sentence(headline: Headline) -> str:
+    """Say the verdict in one line."""
+    cell, best = headline.undefended, headline.best
+    if cell is None:
+        return "The undefended update was not measured in this run"
+    if cell.failures:
+        return "No verdict: a check failed on the undefended update"
+    share = cell.exposed
+    bare = f"Without a defense, the strongest attacker identified {share.count} of {count(share.n, 'record')}"
+    if best is None:
+        return bare
+    after = best.exposed
+    if not headline.helps:
+        return f"{bare}; no defense of this run lowered that bound"
+    return f"{bare}; with the best defense of this run, {after.count} of {after.n}"
+
+
+def costs(cell: Cell, undefended: Cell | None) -> list[tuple[str, str]]:
+    """Return what a defense costs: bytes, client time, accuracy; and what is proved, for a whole training if there was one."""
+    ratio = cell.bytes_ratio
+    sent = size(cell.bytes_up) if cell.bytes_up is not None else "not measured in this run"
+    if ratio is not None:
+        sent += ", as many as undefended" if abs(ratio - 1) < 0.005 else f", {times(ratio)} an undefended update"
+    taken = "not measured in this run"
+    if cell.timing.defense_ms is not None:
+        against = f", {times(cell.timing.ratio)} undefended" if cell.timing.ratio is not None else ""
+        taken = f"{ms(cell.timing.defense_ms)}{against}"
+    trained = "not measured in this run"
+    if cell.utility is not None:
+        trained = _accuracy_words(cell.utility)
+        if cell.utility.time_ratio is not None:
+            taken += f"; {times(cell.utility.time_ratio)} for a whole local training"
+    proved = (cell.utility.guarantee if cell.utility is not None else None) or cell.defense.guarantee
+    return [
+        *(("Bytes per update", sent), ("Client time per update", taken), ("Accuracy", trained)),
+        *([("Differential privacy", proved.sentence)] if proved is not None else []),
+        *([("Certificate", cell.certificate.sentence)] if cell.certificate is not None else []),
+    ]
+
+
+def _accuracy_words(utility: Utility) -> str:
+    told = f"{accuracy(utility.accuracy)}, {count(utility.accuracy.n, 'seed')}"
+    if utility.undefended is not None:
+        told += f"; undefended {accuracy(utility.undefended)}"
+    if utility.difference is not None:
+        told += f"; {points(utility.difference)} points by paired seeds"
+    return told
+
+
+def utility_words(settings: Mapping[str, Any]) -> str:
+    """Say how the federation trained that accuracy, bytes and time come from."""
+
+    def value(name: str) -> str:
+        return str(settings.get(name, "?"))
+
+    # 0 records per step means all of them, and a number of steps wins over passes.
+    size = "all records in every step" if settings.get("minibatch") == 0 else f"minibatches of {value('minibatch')}"
+    local = f"{size}, learning rate {value('learning_rate')}"
+    if settings.get("cut"):
+        passes = "1 pass" if value("local_epochs") == "1" else f"{value('local_epochs')} passes"
+        together = f"the parties ({value('parts')}, model cut at {value('cut')}) step together in {value('rounds')} rounds"
+        return f"{together} of {passes} over the records, {local}"
+    every = f"{value('clients_per_round')} of {value('clients')} clients in each of {value('rounds')} rounds"
+    unit = "step" if settings.get("local_steps") else "epoch"
+    many = value(f"local_{unit}s")
+    long = f"{many} local {unit}" if many == "1" else f"{many} local {unit}s"
+    return f"{every}, records dealt out {value('partition')}, {long}, {local}, {value('aggregation')}"
+
+
+def trust(headline: Headline, results: Results) -> Trust:
+    """Return the badge for the first screen."""
+    shown = [cell for cell in (headline.undefended, headline.best) if cell is not None]
+    failed = headline.undefended if headline.undefended is not None and headline.undefended.failures else None
+    others = [cell for cell in results.cells if cell.failures and cell is not failed]
+    more = count(len(others), "other cell has", "other cells have")
+    elsewhere = [f"{more} no verdict either; see the checks."] if others else []
+    if failed is not None:
+        reasons = [sentence(check.sentence or check.name) for check in failed.failures]
+        return Trust(level="fail", title="No verdict", reasons=(*reasons, *elsewhere))
+    if headline.undefended is None:
+        reason = "Without an undefended update to compare with, nothing shows that these attackers can win at all."
+        return Trust(level="fail", title="No verdict", reasons=(reason, *elsewhere))
+    reasons = list(dict.fromkeys(sentence(check.sentence or check.name) for cell in shown for check in cell.warnings))
+    if status_of(headline.undefended, headline.undefended) is not Status.BROKEN:
+        reasons.insert(0, "Even the undefended update was not clearly broken, so the defenses were hardly put to the test.")
+    reasons += [line.replace(" either", "") for line in elsewhere]
+    if results.missing:
+        reasons.append(f"{count(results.missing, 'cell is', 'cells are')} not measured yet, so the best defense may change.")
+    if reasons:
+        return Trust(level="warn", title="Read with care", reasons=tuple(reasons))
+    passed = sum(len(cell.checks) for cell in shown)
+    if not passed:
+        return Trust(level="warn", title="Not checked", reasons=("This run recorded no trust checks.",))
+    fine = "No check gave a reason to doubt the numbers above."
+    return Trust(level="ok", title=f"{count(passed, 'check')} passed", reasons=(fine,))
+
+
+def threat_sentences(cells: Sequence[Cell]) -> list[str]:
+    """Return who attacks and what they see, each sentence once, in order."""
+    return list(dict.fromkeys(sentence(line) for cell in cells for line in cell.threat.sentences if line.strip()))
+
+
+def progress_sentence(results: Results) -> str:
+    """Say how much of the run is done; empty when all of it is."""
+    if not results.missing:
+        return ""
+    total = len(results.run.keys)
+    return f"This run is not finished: {len(results.cells)} of {count(total, 'cell')} are done. The same command continues it."
+
+
+def setting_words(cell: Cell, fields: Sequence[str] = ()) -> str:
+    """Describe a setting: data, model and training; with ``fields``, only those."""
+
+    def number(name: str) -> int:
+        value = cell.settings.get(name, 1)
+        return value if isinstance(value, int) else 1
+
+    values = {name: str(value) for name, value in cell.settings.items()}
+    spelled = {
+        **{name: f"{name.replace('_', ' ')} {value}" for name, value in values.items()},
+        "data": values.get("data", ""),
+        "model": values.get("model", ""),
+        "state": values.get("state", ""),
+        "batch_size": f"batch of {number('batch_size')}",
+        "local_steps": count(number("local_steps"), "local step"),
+        "clients": "one client’s update" if number("clients") == 1 else f"aggregate of {number('clients')} clients",
+        "rounds": count(number("rounds"), "round"),
+        "cut": f"vertical, {values['cut']}" if values.get("cut") else "horizontal",
+        "parts": values.get("parts", "") if values.get("cut") else "",
+        "party": f"party {values.get('party', 0)}" if values.get("cut") else "",
+        "sees": SEES.get(values.get("sees", ""), "") if values.get("cut") else "",
+        "shares": SHARES.get(values.get("shares", ""), values.get("shares", "")),
+    }
+    several = ("rounds",) if number("rounds") > 1 else ()
+    horizontal = ("data", "model", "state", "batch_size", "local_steps", "shares", "clients", *several)
+    vertical = ("data", "model", "cut", "parts", "party", "state", "batch_size", "sees")
+    chosen = fields or (vertical if values.get("cut") else horizontal)
+    return " · ".join(spelled[name] for name in chosen if name in values and spelled[name])

@@ -1,0 +1,76 @@
+"""What decides a result is part of its key: the package's code, shipped networks, and the user's own files."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+import gradveil
+from gradveil.networks.cards import SHIPPED
+from gradveil.provenance import code_version, own_files_digest, provenance
+from gradveil.run.jobs import cell_key
+from gradveil.study.cell import Cell
+
+
+@pytest.fixture
+def network(tmp_path: Path) -> Path:
+    for suffix in (".json", ".safetensors"):
+        shutil.copy(SHIPPED / f"evaluation-32{suffix}", tmp_path / f"own{suffix}")
+    return tmp_path / "own.safetensors"
+
+
+def test_weights_a_defense_names_are_part_of_the_key(network: Path) -> None:
+    spelling = f"clipping + refiner(network={str(network)!r})"
+    before, key = own_files_digest([spelling]), cell_key(Cell(defense=spelling), {})
+    network.write_bytes(network.read_bytes() + b" ")
+    assert own_files_digest([spelling]) != before
+    assert cell_key(Cell(defense=spelling), {}) != key
+
+
+def test_a_card_stands_for_its_weights_too(network: Path) -> None:
+    spelling = f"refiner(network={str(network.with_suffix('.json'))!r})"
+    before = own_files_digest([spelling])
+    network.write_bytes(network.read_bytes() + b" ")
+    assert own_files_digest([spelling]) != before
+
+
+def test_names_that_are_no_files_play_no_part() -> None:
+    assert own_files_digest(["refiner(network='evaluation-32')", "lenet"]) == own_files_digest([])
+
+
+@pytest.mark.parametrize("attacks", [True, False])
+def test_generators_their_weights_and_spectra_are_part_of_the_code(
+    attacks: bool, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    root = Path(gradveil.__path__[0])
+    copy = tmp_path / "gradveil"
+    shutil.copytree(root, copy, ignore=shutil.ignore_patterns("*.safetensors", "__pycache__"))
+    monkeypatch.setattr(gradveil, "__file__", str(copy / "__init__.py"))
+    found = set()
+    for changed in (
+        "",
+        "networks/style.py",
+        "networks/weights/style-32.json",
+        "spectra/spectrum.py",
+        "defenses/svdefense/tilt.py",
+    ):
+        if changed:
+            (copy / changed).write_text((copy / changed).read_text(encoding="utf-8") + "\n", encoding="utf-8")
+        code_version.cache_clear()
+        found.add(code_version(attacks=attacks))
+    code_version.cache_clear()
+    assert len(found) == 5
+
+
+def test_code_that_was_copied_without_its_history_tells_the_commit_it_was_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    def no_git(*_: object, **__: object) -> None:
+        raise OSError
+
+    monkeypatch.setattr(subprocess, "run", no_git)
+    monkeypatch.delenv("GRADVEIL_COMMIT", raising=False)
+    assert provenance(0, "cpu")["commit"] == "unknown"
+    monkeypatch.setenv("GRADVEIL_COMMIT", "abc1234")
+    assert provenance(0, "cpu")["commit"] == "abc1234"

@@ -1,0 +1,172 @@
+"""Limits: what they compare with, which cells they are meant for, and the exit code they end with."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gradveil.errors import LeakAboveLimit, Unreliable, UsageError
+from gradveil.metrics import wilson
+from gradveil.study.limits import Limit, parse_limit
+from gradveil.verdict.limits import compare, enforce
+
+
+def cell(defense: str, count: int = 0, n: int = 100, fail: bool = False, **more: Any) -> dict[str, Any]:
+    low, high = wilson(count, n)
+    identified = {"value": count / n, "low": low, "high": high, "count": count, "n": n}
+    checks = [{"name": "x", "level": "fail" if fail else "ok", "sentence": "No loss fell."}]
+    return {"cell": {"defense": defense}, "selected": {"identified": identified, **more}, "checks": checks}
+
+
+def outcome(text: str, *cells: dict[str, Any]) -> tuple[list[str], int]:
+    found = compare([parse_limit(text)], list(cells))
+    try:
+        enforce(found)
+    except LeakAboveLimit as error:
+        return [violation.defense for violation in found.violations], error.exit_code
+    except Unreliable as error:
+        return [], error.exit_code
+    return [], 0
+
+
+def scored(defense: str, *highs: float, fail: bool = False, reason: str = "") -> dict[str, Any]:
+    records = [{"pseudonym": f"r-{i}", "invre": high - 0.01, "high": high} for i, high in enumerate(highs)]
+    return {**cell(defense, fail=fail), "risk": {"records": records} if highs else {"reason": reason}}
+
+
+def test_risk_is_gated_by_the_most_its_worst_record_may_score() -> None:
+    assert outcome("invre>0.45", scored("none", 0.6), scored("pruning", 0.3, 0.44)) == ([], 0)
+    assert outcome("invre>0.45", scored("none", 0.6)) == (["none"], 1)
+    assert outcome("invre[pruning]>45%", scored("none", 0.6), scored("pruning", 0.3, 0.46)) == (["pruning"], 1)
+    # Attacks that went wrong say nothing about a score without an attack.
+    assert outcome("invre>0.45", scored("pruning", 0.46, fail=True)) == (["pruning"], 1)
+    found = compare([parse_limit("invre>0.45")], [scored("pruning", 0.46, 0.5, 0.1)])
+    assert "InvRE of r-1 is 0.490, at most 0.500; 2 of 3 records" in found.violations[0].sentence
+
+
+def test_an_attacker_who_alone_is_clearly_ahead_counts() -> None:
+    def alone(count: int) -> list[dict[str, Any]]:
+        return [{"recipe": "some", "stance": "plain", "summary": cell("x", count)["selected"]}]
+
+    quiet = cell("pruning", 1)
+    assert outcome("identified>0.1", quiet) == ([], 0)
+    assert outcome("identified>0.1", {**quiet, "attackers": alone(60)}) == (["pruning"], 1)
+    # A little more than the choice happens by chance among a dozen attackers.
+    assert outcome("identified>0.1", {**quiet, "attackers": alone(6)}) == ([], 0)
+    found = compare([parse_limit("identified>0.1")], [{**quiet, "attackers": alone(60)}])
+    assert "60 of 100 records identified" in found.violations[0].sentence
+
+
+def test_without_scores_a_limit_on_risk_cannot_be_judged() -> None:
+    for without in (scored("pruning", reason="BatchNorm"), {**cell("pruning"), "risk": None}):
+        assert outcome("invre>0.45", without) == ([], 3)
+    assert "BatchNorm" in compare([parse_limit("invre>0.45")], [scored("pruning", reason="BatchNorm")]).doubts[0]
+
+
+@pytest.mark.parametrize(
+    ("text", "metric", "value", "defense"),
+    [
+        ("identified>0.05", "identified", 0.05, ""),
+        (" identified > 5% ", "identified", 0.05, ""),
+        ("identified[gaussian_noise]>.5", "identified", 0.5, "gaussian_noise"),
+        (
+            "identified[clipping(bound=1.0) + gaussian_noise(std=0.01)]>0",
+            "identified",
+            0.0,
+            "clipping(bound=1.0) + gaussian_noise(std=0.01)",
+        ),
+        ("psnr>20", "psnr", 20.0, ""),
+        ("mse<1e-3", "mse", 0.001, ""),
+        ("invre[none]>0.45", "invre", 0.45, "none"),
+    ],
+)
+def test_a_limit_is_read(text: str, metric: str, value: float, defense: str) -> None:
+    assert parse_limit(text) == Limit(text, metric, value, defense)
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("identified", "write it as identified>0.05"),
+        ("", "write it as identified>0.05"),
+        ("identifed>0.05", "did you mean 'identified'?"),
+        ("lpips<0.1", "known: identified, invre, mse, psnr, ssim"),
+        ("identified<0.05", "a higher identified is a larger leak; write identified>0.05"),
+        ("identified>=0.05", "write identified>0.05"),
+        ("mse>0.1", "a lower mse is a larger leak; write mse<0.1"),
+        ("identified>few", "has no number"),
+        ("identified>5", "a share from 0 to 1"),
+        ("identified>nan", "out of range"),
+        ("psnr>inf", "out of range"),
+    ],
+)
+def test_a_wrong_limit_gets_one_sentence(text: str, says: str) -> None:
+    with pytest.raises(UsageError) as caught:
+        parse_limit(text)
+    assert says in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_the_upper_bound_is_compared_not_the_estimate() -> None:
+    assert outcome("identified>0.05", cell("none"), cell("pruning", 2, 100)) == (["pruning"], 1)
+    assert outcome("identified>0.05", cell("none"), cell("pruning", 2, 1000)) == ([], 0)
+    assert outcome("identified>0.05", cell("none"), cell("pruning", 0, 16)) == (["pruning"], 1)
+
+
+@given(st.floats(0.001, 0.9))
+def test_the_fewest_records_are_just_enough(value: float) -> None:
+    limit = Limit("", "identified", value)
+    needed = limit.fewest_records()
+    assert not limit.broken_by(wilson(0, needed + 1)[1])
+    assert needed == 1 or limit.broken_by(wilson(0, needed - 1)[1])
+
+
+def test_the_sentence_says_whether_more_records_could_help() -> None:
+    few = compare([parse_limit("identified>0.05")], [cell("pruning", 0, 16)]).violations[0].sentence
+    told = "pruning may be beyond identified>0.05: 0 of 16 records identified, at most 19.4% (95 %)"
+    assert few == f"{told}; audit at least 73 records to show less"
+    many = compare([parse_limit("identified>0.05")], [cell("pruning", 50, 100)]).violations[0].sentence
+    assert "50 of 100 records identified" in many
+    assert "audit" not in many
+
+
+def test_the_baseline_is_for_comparison_unless_it_is_alone() -> None:
+    assert outcome("identified>0.05", cell("none", 100), cell("pruning")) == ([], 0)
+    assert outcome("identified>0.05", cell("none", 100)) == (["none"], 1)
+    assert outcome("identified[none]>0.05", cell("none", 100), cell("pruning")) == (["none"], 1)
+
+
+def test_a_limit_for_one_defense_fits_it_alone_or_in_a_chain() -> None:
+    cells = [cell("gaussian_noise(std=0.1)", 50), cell("clipping(bound=1.0) + gaussian_noise(std=0.1)", 50), cell("pruning", 50)]
+    assert outcome("identified[gaussian_noise]>0.05", *cells)[0] == [_spelling(c) for c in cells[:2]]
+    assert outcome("identified[gaussian_noise(std=0.1)]>0.05", *cells)[0] == [_spelling(cells[0])]
+    assert outcome("identified[top_k]>0.05", *cells) == ([], 3)
+
+
+def _spelling(found: dict[str, Any]) -> str:
+    return str(found["cell"]["defense"])
+
+
+def test_a_cell_that_cannot_be_trusted_ends_with_3_unless_another_leaks() -> None:
+    assert outcome("identified>0.05", cell("pruning", 50, fail=True)) == ([], 3)
+    assert outcome("identified>0.05", cell("pruning", 0, fail=True), cell("top_k", 50)) == (["top_k"], 1)
+    assert outcome("psnr>20", cell("pruning")) == ([], 3)
+    assert outcome("psnr>20", cell("pruning", psnr={"median": 12.0, "low": 11.0, "high": None})) == ([], 3)
+
+
+def test_a_cell_that_is_not_done_cannot_pass() -> None:
+    found = compare([parse_limit("identified>0.5")], [cell("pruning")], ["abc"])
+    with pytest.raises(Unreliable, match="cell abc is not done"):
+        enforce(found)
+    assert found.as_dict()["passed"] is False
+
+
+def test_other_metrics_use_the_bound_that_is_worse_for_the_owner() -> None:
+    spread = {"median": 12.0, "low": 11.0, "high": 21.0}
+    assert outcome("psnr>20", cell("pruning", psnr=spread)) == (["pruning"], 1)
+    assert outcome("psnr>22", cell("pruning", psnr=spread)) == ([], 0)
+    assert outcome("mse<0.01", cell("pruning", mse={"median": 0.02, "low": 0.005, "high": 0.03})) == (["pruning"], 1)
+    assert outcome("mse<0.001", cell("pruning", mse={"median": 0.02, "low": 0.005, "high": 0.03})) == ([], 0)
