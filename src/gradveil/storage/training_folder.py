@@ -13,16 +13,16 @@ import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
-import torch
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import save
 
 from gradveil.errors import UsageError
 from gradveil.storage.files import json_bytes, locked_folder, plain_json, write_whole
 from gradveil.study.training_result import RoundRecord
-from gradveil.tensors import Named
+
+if TYPE_CHECKING:
+    from gradveil.tensors import Named
 
 __all__ = ["Checkpoint", "TrainingFolder"]
 
@@ -200,8 +200,10 @@ def _line(record: RoundRecord) -> str:
 
 
 def _safetensors(tensors: Named) -> bytes:
+    from safetensors.torch import save  # whoever has tensors to keep has loaded torch; whoever only looks at folders need not
+
     # Clones, because safetensors refuses tensors that share memory; the order, because it sorts names and sums run in order.
-    flat = {name: value.detach().cpu().clone(memory_format=torch.contiguous_format) for name, value in tensors.items()}
+    flat = {name: value.detach().cpu().contiguous().clone() for name, value in tensors.items()}
     return save(flat, metadata={"order": json.dumps(list(flat))})
 
 
