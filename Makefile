@@ -46,8 +46,8 @@ check: $(STAMP) ## Lint and types only
 	$(BIN)/python -m ruff format --check .
 	$(BIN)/python -m mypy
 
-index: $(STAMP) ## Write the index of methods after one was added or changed
-	$(BIN)/python -m scripts.make_index
+index: $(STAMP) ## Write the index of methods and the tables of keys, after one was added or changed
+	$(BIN)/python -m scripts.generate
 
 format: $(STAMP) ## Put the code in shape
 	$(BIN)/python -m ruff check --fix .

@@ -9,8 +9,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from gradveil.cli.output import READ_HELP, AsJson, note, out_path, print_json
+from gradveil.cli.options import with_options
+from gradveil.cli.output import AsJson, note, out_path, print_json
 from gradveil.errors import Unreliable, UsageError
+from gradveil.study.document import NO_OPTION, OF_PLAN
 
 if TYPE_CHECKING:
     from gradveil.run.pool import AuditResult
@@ -18,53 +20,23 @@ if TYPE_CHECKING:
 
 __all__ = ["audit"]
 
-Texts = list[str] | None
-Wholes = list[int] | None
-DEFENSE_HELP = (
-    "Defense or chain, as in 'clipping(bound=1.0) + gaussian_noise(std=0.01)'; name:ladder runs all its strengths; repeatable."
-)
+ASKED = tuple(key for key in OF_PLAN if key.name not in NO_OPTION)
 UTILITY_HELP = "Also train this many federated rounds with every defense, to measure accuracy, bytes and time."
-LIMIT_HELP = "Exit with 1 if the upper confidence bound is beyond, as in 'identified>0.05' or 'invre>0.45'; repeatable."
-KNOWN_HELP = "Give the attacker the true labels; data with masks needs it."
-CUT_HELP = "Vertical learning: where the model is cut, as in cut1; none is horizontal learning beside it; repeatable."
-PARTS_HELP = "Who owns which features of a cut model: whole, left_right, top_bottom, columns(parties=2)."
-STATISTICS_HELP = "Uploads carry BatchNorm statistics, and the attacker uses them; needs --batch-norm train."
-RISK_HELP = "Exposure without an attack, in every cell: auto, off, or a mode (dense, gram, leading)."
+OUT_HELP = "Folder for results; the same folder continues a run."
 
 
+@with_options(ASKED, repeatable=[key.name for key in ASKED if key.axis])
 def audit(
     plan: Annotated[Path | None, typer.Argument(metavar="[PLAN.toml]", hidden=True)] = None,
-    data: Annotated[Texts, typer.Option(help="Built-in name, .npz, .npy, IDX or folder of pictures; repeatable.")] = None,
-    labels: Annotated[Texts, typer.Option(help="Label file (.csv, .npy or IDX).")] = None,
-    scale: Annotated[str | None, typer.Option(help="How values come to [0, 1]: auto, minmax or none.")] = None,
-    read: Annotated[str | None, typer.Option(metavar="SETTINGS", help=READ_HELP)] = None,
-    model: Annotated[Texts, typer.Option(help="Built-in name, module:factory or file.py:factory; repeatable.")] = None,
-    weights: Annotated[Texts, typer.Option(help=".safetensors, or a state dict as .pt or .pth.")] = None,
-    batch_size: Annotated[Wholes, typer.Option(help="Records behind one update; repeatable.")] = None,
-    local_steps: Annotated[Wholes, typer.Option(help="Local steps behind one update; repeatable.")] = None,
-    defense: Annotated[Texts, typer.Option(help=DEFENSE_HELP)] = None,
-    cut: Annotated[Texts, typer.Option(help=CUT_HELP)] = None,
-    parts: Annotated[str | None, typer.Option(help=PARTS_HELP)] = None,
-    loss: Annotated[str | None, typer.Option(help="Registered loss or module:function.")] = None,
-    known_labels: Annotated[bool | None, typer.Option("--known-labels", help=KNOWN_HELP, show_default=False)] = None,
-    batch_norm: Annotated[str | None, typer.Option(help="eval or train: statistics that BatchNorm uses.")] = None,
-    bn_statistics: Annotated[bool | None, typer.Option("--bn-statistics", help=STATISTICS_HELP, show_default=False)] = None,
-    ensemble: Annotated[Texts, typer.Option(help="quick, standard, or one attack; repeatable.")] = None,
-    records: Annotated[int | None, typer.Option(help="How many records are attacked.")] = None,
     utility: Annotated[int | None, typer.Option(metavar="ROUNDS", help=UTILITY_HELP)] = None,
-    risk: Annotated[str | None, typer.Option(metavar="MODE", help=RISK_HELP)] = None,
-    out: Annotated[
-        Path | None, typer.Option(metavar="DIR", parser=out_path, help="Folder for results; the same folder continues a run.")
-    ] = None,
-    seed: Annotated[int | None, typer.Option(help="Root of all randomness.")] = None,
-    device: Annotated[str | None, typer.Option(help="auto, cpu or cuda.")] = None,
-    fail_if: Annotated[Texts, typer.Option(metavar="LIMIT", help=LIMIT_HELP)] = None,
+    out: Annotated[Path | None, typer.Option(metavar="DIR", parser=out_path, help=OUT_HELP)] = None,
     update: Annotated[Path | None, typer.Option(metavar="FILE", help="Attack this captured update instead of made ones.")] = None,
     workers: Annotated[int | None, typer.Option(help="Processes; by default one per core.")] = None,
     private: Annotated[bool, typer.Option("--private", help="Write a second report with pictures of your data.")] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print cells, time and memory, and stop.")] = False,
     quiet: Annotated[bool, typer.Option("--quiet", help="No progress.")] = False,
     as_json: AsJson = False,
+    **changes: Any,
 ) -> None:
     """Measure what updates give away and write a report.
 
@@ -73,29 +45,8 @@ def audit(
 
     Example: gradveil audit --data scans.npz --model net.py:make --records 64
     """
-    changes = {
-        "data": data,
-        "labels": labels,
-        "scale": scale,
-        "read": read,
-        "model": model,
-        "weights": weights,
-        "batch_size": batch_size,
-        "local_steps": local_steps,
-        "cut": cut,
-        "parts": parts,
-        "defense": defense or (["none"] if update and plan is None else None),
-        "ensemble": ensemble,
-        "records": records,
-        "loss": loss,
-        "known_labels": known_labels,
-        "batch_norm": batch_norm,
-        "bn_statistics": bn_statistics,
-        "seed": seed,
-        "device": device,
-        "risk": risk,
-        "fail_if": fail_if,
-    }
+    if update and plan is None:
+        changes = {"defense": ["none"], **changes}
     if workers is not None and workers < 1:
         raise UsageError(f"--workers is {workers}; start at least 1")
     asked = _ask_for_utility(_read_plan(plan, changes), utility)
@@ -114,11 +65,11 @@ def _read_plan(file: Path | None, changes: dict[str, Any]) -> Plan:
     from gradveil.study.plan import Plan
 
     base = Plan.from_toml(file) if file else Plan.default()
-    return base.override(**{name: value or None if isinstance(value, list) else value for name, value in changes.items()})
+    return base.override(**changes)
 
 
 def _ask_for_utility(plan: Plan, rounds: int | None) -> Plan:
-    from gradveil.study.utility import UtilitySettings
+    from gradveil.study.federation import UtilitySettings
 
     if rounds is None:
         return plan

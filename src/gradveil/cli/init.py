@@ -3,22 +3,20 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
-from gradveil.cli.output import READ_HELP, AsJson, out_path, print_json
+from gradveil.cli.options import with_options
+from gradveil.cli.output import AsJson, out_path, print_json
+from gradveil.study.declare import keys_of
+from gradveil.study.settings import DataSource, ModelSource
 
 __all__ = ["init"]
 
 
+@with_options([*keys_of(DataSource), *(key for key in keys_of(ModelSource) if key.name != "loss")])
 def init(
-    data: Annotated[str | None, typer.Option(help="Built-in name, .npz, .npy, IDX or folder of pictures.")] = None,
-    labels: Annotated[str | None, typer.Option(help="Label file (.csv, .npy or IDX).")] = None,
-    scale: Annotated[str | None, typer.Option(help="auto, minmax or none.")] = None,
-    read: Annotated[str | None, typer.Option(metavar="SETTINGS", help=READ_HELP)] = None,
-    model: Annotated[str | None, typer.Option(help="Built-in name, module:factory or file.py:factory.")] = None,
-    weights: Annotated[str | None, typer.Option(help=".safetensors, or a state dict as .pt or .pth.")] = None,
     out: Annotated[
         Path,
         typer.Option(
@@ -27,6 +25,7 @@ def init(
     ] = Path("plan.toml"),
     force: Annotated[bool, typer.Option("--force", help="Replace a plan that is there already.")] = False,
     as_json: AsJson = False,
+    **choices: Any,
 ) -> None:
     """Look at a model and its data, and write a plan.
 
@@ -36,7 +35,7 @@ def init(
     """
     from gradveil.run.starter_plan import write_plan
 
-    path, found = write_plan(out, force=force, data=data, labels=labels, scale=scale, read=read, model=model, weights=weights)
+    path, found = write_plan(out, force=force, **choices)
     if as_json:
         print_json({"plan": str(path), **found.as_dict()})
         return

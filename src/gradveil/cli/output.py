@@ -13,11 +13,10 @@ from gradveil.errors import UsageError
 if TYPE_CHECKING:
     from rich.console import Console
 
-__all__ = ["READ_HELP", "AsJson", "console", "note", "out_path", "print_json"]
+__all__ = ["AsJson", "console", "note", "out_path", "print_json"]
 
 AsJson = Annotated[bool, typer.Option("--json", help="Print the result as JSON.")]
 WIDE = 140
-READ_HELP = "How files are read, as in 'size=64x64, colour=false, owner_column=patient'; see docs/data.md."
 
 
 def out_path(text: str) -> Path:

@@ -181,7 +181,7 @@ def _training_table(trainings: Sequence[TrainingEstimate]) -> Table:
         table.add_column(name, justify="right" if name in ("rounds", "seeds", "about") else "left", overflow="fold")
     for each in trainings:
         training = each.training
-        rounds, seeds = str(training.utility.rounds), str(each.seeds)
+        rounds, seeds = str(training.rounds), str(each.seeds)
         model = f"{training.model} · {training.cut}" if training.cut else training.model
         table.add_row(training.data, model, training.defense, rounds, seeds, duration(each.seconds))
     return table

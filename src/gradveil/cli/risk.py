@@ -9,8 +9,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from gradveil.cli.output import READ_HELP, AsJson, console, note, out_path, print_json
+from gradveil.cli.options import with_options
+from gradveil.cli.output import AsJson, console, note, out_path, print_json
 from gradveil.errors import UsageError, suggest
+from gradveil.study.cell import HORIZONTAL, Cell
+from gradveil.study.declare import keys_of
 
 if TYPE_CHECKING:
     from gradveil.data import Dataset
@@ -23,26 +26,19 @@ __all__ = ["risk"]
 Texts = list[str] | None
 MODES = ("auto", "dense", "gram", "leading")
 SHOWN = 5
+SCORED = ("data", "labels", "scale", "read", "weights", "loss", "local_steps", "parts", "party", "seed")
+ASKED = tuple(key for key in keys_of(Cell) if key.name in SCORED)
 MODEL_HELP = "Built-in name, module:factory or file.py:factory; repeat it to rank models."
 DEFENSE_HELP = "Defense or chain; repeatable. The undefended score is always there to compare with."
 CUT_HELP = "Vertical learning: score the embedding at this cut, as in cut1; none is the update; repeat it to rank cuts."
-PARTS_HELP = "Who owns which features of a cut model: whole, left_right, top_bottom, columns(parties=2)."
 ALPHA_HELP = "Centre of the score: a number, or a file written by --calibrate; by default that of the package."
 
 
+@with_options(ASKED)
 def risk(
-    data: Annotated[str, typer.Option(help="Built-in name, .npz, .npy, IDX or folder of pictures.")] = "photos",
-    labels: Annotated[str, typer.Option(help="Label file (.csv, .npy or IDX).")] = "",
-    scale: Annotated[str, typer.Option(help="How values come to [0, 1]: auto, minmax or none.")] = "auto",
-    read: Annotated[str, typer.Option(metavar="SETTINGS", help=READ_HELP)] = "",
     model: Annotated[Texts, typer.Option(help=MODEL_HELP)] = None,
-    weights: Annotated[str, typer.Option(help=".safetensors, or a state dict as .pt or .pth.")] = "",
     defense: Annotated[Texts, typer.Option(help=DEFENSE_HELP)] = None,
     cut: Annotated[Texts, typer.Option(help=CUT_HELP)] = None,
-    parts: Annotated[str, typer.Option(help=PARTS_HELP)] = "whole",
-    party: Annotated[int, typer.Option(help="Which party's records are scored, counted from 0; for cut models.")] = 0,
-    loss: Annotated[str, typer.Option(help="Registered loss or module:function.")] = "cross_entropy",
-    local_steps: Annotated[int, typer.Option(help="Local steps behind one update.")] = 1,
     records: Annotated[int, typer.Option(help="How many records are scored.")] = 16,
     mode: Annotated[str, typer.Option(help="auto, dense, gram or leading.")] = "auto",
     noise_form: Annotated[str, typer.Option(help="How noise counts: paper or inverse; see docs/risk.md.")] = "paper",
@@ -54,10 +50,10 @@ def risk(
         Path | None, typer.Option(metavar="DIR", parser=out_path, help="Folder for risk.json; risk.html for built-in data.")
     ] = None,
     private: Annotated[bool, typer.Option("--private", help="With --out: a page with pictures of your own data.")] = False,
-    seed: Annotated[int, typer.Option(help="Root of all randomness.")] = 0,
     device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
     quiet: Annotated[bool, typer.Option("--quiet", help="No progress.")] = False,
     as_json: AsJson = False,
+    **asked: Any,
 ) -> None:
     """Score how exposed each record is, without running an attack.
 
@@ -72,7 +68,7 @@ def risk(
     if records < 1:
         raise UsageError(f"--records is {records}; score at least 1")
     models = model or ["lenet"]
-    if weights and len(models) > 1:
+    if asked.get("weights") and len(models) > 1:
         raise UsageError("--weights belong to one model; score models with weights one at a time")
     from gradveil.risk.calibration import read_alpha
     from gradveil.study.limits import parse_limit
@@ -80,30 +76,21 @@ def risk(
 
     limits = [parse_limit(text, ("invre",)) for text in fail_if or []]
     centre = read_alpha(alpha)
-    cuts = _cuts(cut or ["none"], parts, party)
+    if asked.get("scale") == "auto":
+        asked["scale"] = ""
+    base = Cell(**asked, state="given" if asked.get("weights") else "untrained", device=device)
+    cuts = _cuts(cut or ["none"], base)
     if out is not None:
         _write(out, {})  # found out before the scores are computed, not after
-    base = {
-        "data": data,
-        "labels": labels,
-        "scale": "" if scale == "auto" else scale,
-        "read": read,
-        "weights": weights,
-        "state": "given" if weights else "untrained",
-        "loss": loss,
-        "local_steps": local_steps,
-        "seed": seed,
-        "device": device,
-    }
     dataset, found = _assess(
         base, models, cuts, defense or [], records, {"mode": mode, "alpha": centre, "noise_form": noise_form}, quiet
     )
     result = _result(found, dataset, centre, compare or len(models) * len(cuts) > 1)
-    calibrated = _calibration(found, dataset, weights, seed) if calibrate else None
+    calibrated = _calibration(found, dataset, base.weights, base.seed) if calibrate else None
     page = None
     if out is not None:
         _write(out, {"risk.json": result, **({"alpha.json": calibrated} if calibrated else {})})
-        page = _write_page(out, result, data, dataset, private)
+        page = _write_page(out, result, base.data, dataset, private)
     if as_json:
         print_json(result if calibrated is None else {**result, "calibration": calibrated})
     else:
@@ -113,17 +100,17 @@ def risk(
     enforce(_outcome(limits, found))
 
 
-def _cuts(names: Sequence[str], parts: str, party: int) -> list[dict[str, Any]]:
-    """Return what each cut sets in a cell; ``none`` sets nothing."""
-    if party < 0:
-        raise UsageError(f"--party is {party}; count parties from 0")
-    if (parts != "whole" or party) and not set(names) - {"none"}:
+def _cuts(names: Sequence[str], base: Cell) -> list[dict[str, Any]]:
+    """Return what each cut sets in a cell; ``none`` is no cut, and then nobody owns a part."""
+    if base.party < 0:
+        raise UsageError(f"--party is {base.party}; count parties from 0")
+    if (base.parts != "whole" or base.party) and not set(names) - {HORIZONTAL}:
         raise UsageError("--parts and --party are for cut models; add --cut, as in --cut cut1, or leave them out")
-    return [{"cut": each, "parts": parts, "party": party} if each != "none" else {} for each in names]
+    return [{"cut": each} if each != HORIZONTAL else {"parts": "whole", "party": 0} for each in names]
 
 
 def _assess(
-    base: dict[str, Any],
+    base: Cell,
     models: Sequence[str],
     cuts: Sequence[dict[str, Any]],
     defenses: Sequence[str],
@@ -137,10 +124,9 @@ def _assess(
     from gradveil.randomness import Seed
     from gradveil.risk.exposure import assess
     from gradveil.run.vertical_grid import fitting_cells
-    from gradveil.study.cell import Cell
     from gradveil.tensors import find_device
 
-    cell = Cell(**{**base, "device": find_device(base["device"])})
+    cell = base.replace(device=find_device(base.device))
     dataset = load_cell_data(cell)
     if records > len(dataset):
         raise UsageError(f"--records is {records} and {dataset.name!r} has {len(dataset)}; lower it")

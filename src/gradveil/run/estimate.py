@@ -38,9 +38,9 @@ from gradveil.run.grid import cells_of, check_inputs
 from gradveil.run.trainings import all_trainings
 from gradveil.spectra.spectrum import DENSE_ENTRIES
 from gradveil.study.cell import Cell
+from gradveil.study.federation import UtilitySettings
 from gradveil.study.plan import Plan
 from gradveil.study.training import BASELINE, Training
-from gradveil.study.utility import UtilitySettings
 from gradveil.tensors import Named
 
 __all__ = ["CellEstimate", "Estimate", "TrainingEstimate", "estimate_plan"]
@@ -190,12 +190,12 @@ def _trainings(cells: list[Cell], utility: UtilitySettings) -> list[TrainingEsti
 def _vertical_seconds(training: Training) -> float:
     """Time a party for one step, count the label owner as another, and multiply; a test record costs a third of a trained one."""
     built = build_vertical(training.federation(), training.cut, training.parts)
-    timed, utility = measure_party(built, seconds=ENOUGH_SECONDS), training.utility
+    timed = measure_party(built, seconds=ENOUGH_SECONDS)
     parties = len(built.federation.parties)
     step = (parties * timed.defended_ms + timed.undefended_ms) / 1000
-    looks = utility.rounds / utility.evaluate_every * step * built.batches * len(built.test) / (3 * len(built.train))
+    looks = training.rounds / training.evaluate_every * step * built.batches * len(built.test) / (3 * len(built.train))
     measured = LATENCY_SECONDS if training.defense != BASELINE else 0.0
-    return utility.rounds * built.steps * step + looks + min(measured, 60 * step)
+    return training.rounds * built.steps * step + looks + min(measured, 60 * step)
 
 
 def _rows(cells: list[Cell]) -> list[CellEstimate]:

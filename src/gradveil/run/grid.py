@@ -22,7 +22,8 @@ from gradveil.run.trainings import check_trainings
 from gradveil.run.vertical_grid import check_cuts, fitting_cells
 from gradveil.study.cell import HORIZONTAL, Cell
 from gradveil.study.limits import parse_limit
-from gradveil.study.plan import DEFAULT_DEFENSES, Plan
+from gradveil.study.plan import Plan
+from gradveil.study.settings import DEFAULT_DEFENSES
 from gradveil.study.training import Training
 from gradveil.tensors import find_device
 
@@ -85,7 +86,7 @@ def _check_limits(plan: Plan) -> None:
 def _check_utility(plan: Plan) -> None:
     if plan.utility is not None:
         look_up(plan.utility.partition, PARTITIONS.build)
-        Training(data=plan.data[0], model=plan.model[0], utility=plan.utility).federation()
+        Training.of(plan.utility, data=plan.data[0], model=plan.model[0])
 
 
 def check_inputs(plan: Plan) -> None:

@@ -125,7 +125,7 @@ class Board:
         if self.on_progress is None:
             return
         cells = [job.key for job in self.jobs if isinstance(job.work, Cell)]
-        trainings = {job.key: job.work.utility.rounds for job in self.jobs if isinstance(job.work, Training)}
+        trainings = {job.key: job.work.rounds for job in self.jobs if isinstance(job.work, Training)}
         done, total = self._steps(cells)
         rounds = sum(each if key in self.done else self.begun.get(key, (0, 0))[0] for key, each in trainings.items())
         self.on_progress(

@@ -30,9 +30,9 @@ from gradveil.run.jobs import Board, Digests, Job, Progress, cell_key, do_job, t
 from gradveil.run.trainings import all_trainings, cell_utility, trainings_of
 from gradveil.storage.run_folder import Store
 from gradveil.study.cell import Cell
+from gradveil.study.federation import UtilitySettings
 from gradveil.study.plan import Plan
 from gradveil.study.training import Training
-from gradveil.study.utility import UtilitySettings
 
 __all__ = ["AuditResult", "Progress", "cell_key", "run_audit", "run_cell", "run_cells"]
 

@@ -18,9 +18,9 @@ from gradveil.models import batch_norm_layers, build_model, parameter_count
 from gradveil.randomness import Seed
 from gradveil.run.grid import check_plan
 from gradveil.study.cell import Cell
-from gradveil.study.keys import KEYS, SECTIONS, toml_text
+from gradveil.study.document import KEYS, SECTIONS, toml_text
+from gradveil.study.federation import UtilitySettings
 from gradveil.study.plan import Plan
-from gradveil.study.utility import UtilitySettings
 
 __all__ = ["Inspection", "inspect_inputs", "plan_text", "write_plan"]
 
@@ -209,13 +209,13 @@ def plan_text(plan: Plan, found: Inspection) -> str:
             continue
         lines += ["", f"[{section}]"]
         for key in (key for key in KEYS if key.section == section):
-            value, off = document[section].get(key.name), ""
+            value, off = document[section].get(key.toml), ""
             # What was asked for is written, be it what the example says too: people have files called labels.csv.
-            if key.name in QUIET_KEYS and value == usual[section].get(key.name):
-                value, off = EXAMPLES[key.name], "# "
+            if key.toml in QUIET_KEYS and value == usual[section].get(key.toml):
+                value, off = EXAMPLES[key.toml], "# "
             if value is None:
                 continue
-            lines.append(f"{off}{key.name} = {_laid_out(value, off)}{_comment(key.meaning, value)}")
+            lines.append(f"{off}{key.toml} = {_laid_out(value, off)}{_comment(key.meaning, value)}")
     return "\n".join(lines) + "\n"
 
 
@@ -224,7 +224,7 @@ def _switched_off(section: str) -> list[str]:
     values, why = (UtilitySettings().as_dict(), UTILITY) if section == "utility" else (VERTICAL_EXAMPLES, VERTICAL)
     lines = ["", f"# {why}", f"# [{section}]"]
     keys = [key for key in KEYS if key.section == section]
-    return lines + [f"# {key.name} = {toml_text(values[key.name])}{_comment(key.meaning, values[key.name])}" for key in keys]
+    return lines + [f"# {key.toml} = {toml_text(values[key.toml])}{_comment(key.meaning, values[key.toml])}" for key in keys]
 
 
 def _laid_out(value: Any, off: str) -> str:

@@ -7,6 +7,7 @@ training of the same seed is always among them: accuracy means little without it
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -16,8 +17,10 @@ from typing import TYPE_CHECKING, Any
 
 from gradveil.run.pairs import pair_up
 from gradveil.study.cell import Cell
+from gradveil.study.declare import part_of
+from gradveil.study.federation import UtilitySettings
+from gradveil.study.settings import DataSource, ModelSource
 from gradveil.study.training import BASELINE, TRAINING_FORMAT, Training
-from gradveil.study.utility import UtilitySettings
 
 if TYPE_CHECKING:
     from gradveil.study.training_result import RoundRecord, TrainingResult
@@ -39,21 +42,15 @@ def trainings_of(cell: Cell, utility: UtilitySettings) -> list[Training]:
     Which party is attacked, and what of it is seen, plays no part: the parties train together.
     """
     return [
-        Training(
-            data=cell.data,
-            labels=cell.labels,
-            scale=cell.scale,
-            read=cell.read,
-            model=cell.model,
-            weights=cell.weights,
+        Training.of(
+            utility,
+            **dataclasses.asdict(part_of(DataSource, cell)),
+            **dataclasses.asdict(part_of(ModelSource, cell)),
             defense=cell.defense,
             seed=cell.seed + index,
             device=cell.device,
-            loss=cell.loss,
             cut=cell.cut,
             parts=cell.parts,
-            # Equal trainings must have equal keys, whatever number of seeds asked for them.
-            utility=utility.replace(seeds=1),
         )
         for index in range(utility.seeds)
     ]
@@ -108,10 +105,10 @@ def run_training(
 
     def told(record: RoundRecord) -> None:
         if report is not None:
-            report(record.round, training.utility.rounds)
+            report(record.round, training.rounds)
 
     # A checkpoint a round would cost small models more time than the rounds a killed training repeats.
-    every = max(1, training.utility.rounds // CHECKPOINTS)
+    every = max(1, training.rounds // CHECKPOINTS)
     settings: dict[str, Any] = {"out": work, "on_round": told, "latency": True, "checkpoint_every": every}
     if training.cut:
         result = train_vertical(training.federation(), cut=training.cut, parts=training.parts, **settings)

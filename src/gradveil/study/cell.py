@@ -8,7 +8,10 @@ import json
 from dataclasses import dataclass
 from typing import Any
 
+from gradveil.study.declare import key
 from gradveil.study.local_training import TrainingSettings
+from gradveil.study.readers import named, risk_mode, whole
+from gradveil.study.settings import Attackers, Common, DataSource, LocalTraining, ModelSource, Vertical
 
 __all__ = ["CELL_FORMAT", "HORIZONTAL", "Cell"]
 
@@ -18,70 +21,43 @@ HORIZONTAL = "none"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Cell:
+class Cell(Common, Attackers, Vertical, LocalTraining, ModelSource, DataSource):
     """One point of the grid data × model × training state × batch size × local steps × defense × attack.
 
-    Attributes:
-        data: Built-in name or path.
-        labels: Path of a labels file, or empty.
-        scale: How values of files are brought to [0, 1]; see `gradveil.data.load_data`.
-        read: How files are read otherwise; see `gradveil.data.reading`.
-        model: Built-in spelling or ``module:factory``.
-        weights: Path of a weights file, or empty.
-        state: ``untrained``; ``trained(steps=N)`` after N steps of SGD on the audited data; ``given`` with weights.
-        batch_size: Records behind one update.
-        local_steps: Local steps behind one update; more than one shares weights.
-        clients: More than one: the attacker sees only the sum over that many clients.
-        rounds: Rounds seen on the same records.
-        defense: Spelling of the defense or chain.
-        ensemble: Named ensemble (``quick``, ``standard``) or the spelling of one attack.
-        records: Records attacked.
-        seed: Root of all randomness.
-        batch_norm: ``eval`` or ``train``.
-        loss: Registered loss or ``module:function``.
-        optimizer: Of the local steps.
-        learning_rate: Of the local steps.
-        known_labels: Whether the attacker is given the labels.
-        bn_statistics: Whether uploads carry BatchNorm statistics, which the attacker then uses.
-        steps: Cap on optimisation steps per recipe; 0 leaves the ensemble's own.
-        execution: ``auto``, ``batched``, ``looped``, ``captured``, ``compiled``.
-        device: ``cpu`` or ``cuda``.
-        cut: Where the model is cut for vertical learning; empty is horizontal learning, which shares updates.
-        parts: Who owns which features, as in ``left_right``; for cut models only.
-        party: Which party is attacked.
-        sees: What the attacker sees of that party: ``embedding``, or ``embedding_gradient``.
-        risk: How risk without an attack is scored: ``auto``, ``dense``, ``gram``, ``leading``, or ``off``.
+    What each setting means stands where it is declared; a cell adds those that no training has.
     """
 
-    data: str = "photos"
-    labels: str = ""
-    scale: str = ""
-    read: str = ""
-    model: str = "lenet"
-    weights: str = ""
-    state: str = "untrained"
-    batch_size: int = 1
-    local_steps: int = 1
-    clients: int = 1
-    rounds: int = 1
-    defense: str = "none"
-    ensemble: str = "quick"
-    records: int = 16
-    seed: int = 0
-    batch_norm: str = "eval"
-    loss: str = "cross_entropy"
-    optimizer: str = "sgd"
-    learning_rate: float = 0.01
-    known_labels: bool = False
-    bn_statistics: bool = False
-    steps: int = 0
-    execution: str = "auto"
-    device: str = "cpu"
-    cut: str = ""
-    parts: str = "whole"
-    party: int = 0
-    sees: str = "embedding"
-    risk: str = "auto"
+    state: str = key(
+        "untrained",
+        named,
+        "training state of the model: untrained, given (with weights), or trained(steps=200)",
+        section="grid",
+        axis=True,
+        plan=(),
+        docs="`untrained`; `given`, with weights; `trained(steps=200)`, with `learning_rate=` and `batch=` if wanted. Left out: "
+        "`given` where there are weights, else `untrained`",
+    )
+    batch_size: int = key(1, whole(1), "records behind one update", section="grid", axis=True)
+    local_steps: int = key(
+        1,
+        whole(1),
+        "local steps behind one update; above 1, weights are shared",
+        section="grid",
+        axis=True,
+        docs="local steps behind one update; above 1, clients share weights instead of a gradient",
+    )
+    clients: int = key(1, whole(1), "above 1, the attacker sees only the sum of that many clients", section="grid", axis=True)
+    rounds: int = key(1, whole(1), "rounds seen on the same records", section="grid", axis=True)
+    risk: str = key(
+        "auto",
+        risk_mode,
+        "exposure without an attack: auto, off, or a mode (dense, gram, leading)",
+        section="audit",
+        metavar="MODE",
+        docs="[exposure without an attack](risk.md#in-an-audit), with and without the defense: `auto` (or `true`) is exact up to "
+        "1,024 input values and `leading` beyond; `dense`, `gram` and `leading` force a mode; `off` (or `false`) leaves it out. "
+        "Part of a cell's key",
+    )
 
     @property
     def shares(self) -> str:
@@ -103,13 +79,13 @@ class Cell:
     def training(self) -> TrainingSettings:
         """Return the settings of local training; a party of vertical learning takes no local steps."""
         if self.cut:
-            return TrainingSettings(batch_norm=self.batch_norm, learning_rate=self.learning_rate)  # type: ignore[arg-type]
+            return TrainingSettings(batch_norm=self.batch_norm, learning_rate=self.learning_rate)
         return TrainingSettings(
-            shares=self.shares,  # type: ignore[arg-type]
+            shares="weights" if self.shares == "weights" else "gradient",
             local_steps=self.local_steps,
-            optimizer=self.optimizer,  # type: ignore[arg-type]
+            optimizer=self.optimizer,
             learning_rate=self.learning_rate,
-            batch_norm=self.batch_norm,  # type: ignore[arg-type]
+            batch_norm=self.batch_norm,
             clients=self.clients,
         )
 

@@ -1,119 +1,33 @@
-"""Everything that decides a federated training run, in one frozen record."""
+"""Everything that decides a federated training run, in one frozen record, and what an audit asks for of it."""
 
 from __future__ import annotations
 
 import dataclasses
-import math
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
-from gradveil.errors import UsageError, suggest
+from gradveil.errors import UsageError
+from gradveil.study.declare import again, check_values, key
 from gradveil.study.local_training import TrainingSettings
-from gradveil.study.reading import read_text
+from gradveil.study.readers import whole
+from gradveil.study.settings import Common, DataSource, Federation, ModelSource
 
-__all__ = ["AGGREGATIONS", "SERVER_OPTIMIZERS", "FederationSettings"]
-
-AGGREGATIONS = ("fedavg", "scaffold")
-SERVER_OPTIMIZERS = ("sgd", "adam")
-_CHOICES = {
-    "aggregation": AGGREGATIONS,
-    "server_optimizer": SERVER_OPTIMIZERS,
-    "optimizer": ("sgd", "adam"),
-    "batch_norm": ("eval", "train"),
-}
-_COUNTS = {
-    "clients": 1,
-    "clients_per_round": 1,
-    "rounds": 1,
-    "local_epochs": 0,
-    "local_steps": 0,
-    "minibatch": 0,
-    "evaluate_every": 1,
-    "seed": 0,
-}
+__all__ = ["FederationSettings", "UtilitySettings"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class FederationSettings:
+class FederationSettings(Common, Federation, ModelSource, DataSource):
     """One federated training run. Equal settings, data and code give equal weights on one machine.
 
-    Attributes:
-        data: Built-in name or path.
-        labels: Path of a label file, or empty.
-        scale: How values of files come to [0, 1]; empty is auto.
-        read: How files are read otherwise; see `gradveil.study.reading`.
-        model: Built-in spelling, ``module:factory`` or ``file.py:factory``.
-        weights: Weights to start from, or empty for fresh ones from the seed.
-        defense: Spelling of the defense or chain every client runs.
-        clients: Clients there are.
-        clients_per_round: Clients drawn in every round, without replacement.
-        rounds: Rounds to train.
-        partition: How records are dealt out: ``iid``, ``dirichlet(alpha=0.5)``, ``by_owner``, ``class_balance(rho=0.5)``.
-        local_epochs: Passes of a client over its records in one round.
-        local_steps: Optimiser steps of a client in one round; above 0 it wins over epochs.
-        minibatch: Records per local step; 0 takes all.
-        learning_rate: Of the local steps.
-        momentum: Of the local steps, fresh in every round; sgd only.
-        optimizer: ``sgd`` or ``adam`` for the local steps.
-        aggregation: ``fedavg``, or ``scaffold`` with control variates from the decoded updates.
-        server_optimizer: ``sgd`` or ``adam``, on the aggregate as if it were a gradient.
-        server_learning_rate: 1 with plain sgd is federated averaging; adam wants about 0.01.
-        server_momentum: For sgd.
-        batch_norm: ``train`` normalises with the statistics of the minibatch and tracks running ones; ``eval`` uses the running
-            statistics the model came with, and leaves them.
-        test_share: Share of the records held out for evaluation, where the data has no test split of its own.
-        evaluate_every: Evaluate after every so many rounds, and after the last.
-        loss: Registered loss or ``module:function``.
-        seed: Root of all randomness. Runs that differ only in the defense share partition, sampling, batches and first weights.
-        device: ``cpu`` or ``cuda``.
+    What each setting means stands where it is declared. Runs that differ only in the defense share partition, sampling, batches
+    and first weights.
     """
 
-    data: str = "photos"
-    labels: str = ""
-    scale: str = ""
-    read: str = ""
-    model: str = "convnet"
-    weights: str = ""
-    defense: str = "none"
-    clients: int = 10
-    clients_per_round: int = 10
-    rounds: int = 20
-    partition: str = "iid"
-    local_epochs: int = 1
-    local_steps: int = 0
-    minibatch: int = 32
-    learning_rate: float = 0.1
-    momentum: float = 0.0
-    optimizer: Literal["sgd", "adam"] = "sgd"
-    aggregation: Literal["fedavg", "scaffold"] = "fedavg"
-    server_optimizer: Literal["sgd", "adam"] = "sgd"
-    server_learning_rate: float = 1.0
-    server_momentum: float = 0.0
-    batch_norm: Literal["eval", "train"] = "train"
-    test_share: float = 0.2
-    evaluate_every: int = 1
-    loss: str = "cross_entropy"
-    seed: int = 0
-    device: str = "cpu"
+    model: str = again(ModelSource, "model", "convnet")
 
     def __post_init__(self) -> None:
         """Refuse settings that mean nothing, in one sentence each."""
-        object.__setattr__(self, "read", read_text(self.read))
-        for name, choices in _CHOICES.items():
-            if getattr(self, name) not in choices:
-                raise UsageError(f"{name} is {getattr(self, name)!r}{suggest(str(getattr(self, name)), choices)}")
-        for name, least in _COUNTS.items():
-            value = getattr(self, name)
-            if not isinstance(value, int) or isinstance(value, bool) or value < least:
-                raise UsageError(f"{name} is {value!r}; it must be a whole number, at least {least}")
-        for name in ("learning_rate", "server_learning_rate"):
-            if not (_is_number(getattr(self, name)) and getattr(self, name) > 0):
-                raise UsageError(f"{name} is {getattr(self, name)!r}; it must be a number above 0")
-        for name in ("momentum", "server_momentum"):
-            if not (_is_number(getattr(self, name)) and 0 <= getattr(self, name) < 1):
-                raise UsageError(f"{name} is {getattr(self, name)!r}; it must be at least 0 and below 1")
-        if not (_is_number(self.test_share) and 0 < self.test_share < 1):
-            raise UsageError(f"test_share is {self.test_share!r}; it must lie between 0 and 1")
+        check_values(self)
         self._check_together()
 
     def _check_together(self) -> None:
@@ -154,5 +68,33 @@ class FederationSettings:
         return dataclasses.replace(self, **changes)
 
 
-def _is_number(value: object) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
+@dataclass(frozen=True, kw_only=True)
+class UtilitySettings(Federation):
+    """The federated trainings of an audit: one for every defense and seed, and as many undefended ones to pair them with."""
+
+    clients_per_round: int = again(Federation, "clients_per_round", 5)
+    minibatch: int = again(Federation, "minibatch", 16)
+    seeds: int = key(
+        3,
+        whole(1),
+        "trainings per defense, each paired with an undefended one",
+        docs="trainings per defense, each paired with one of the same seed without a defense; fewer than 3 give wide "
+        "intervals or none",
+    )
+
+    def __post_init__(self) -> None:
+        """Check every value; names are looked up later, by `gradveil.run.grid`."""
+        check_values(self, "utility ")
+        if self.clients_per_round > self.clients:
+            raise UsageError(
+                f"utility clients_per_round is {self.clients_per_round} and there are {self.clients} clients; "
+                "let at most all of them train in a round"
+            )
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return the settings as plain JSON values, in order."""
+        return dataclasses.asdict(self)
+
+    def replace(self, **changes: Any) -> UtilitySettings:
+        """Return a copy with some settings changed."""
+        return dataclasses.replace(self, **changes)

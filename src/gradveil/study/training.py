@@ -8,8 +8,9 @@ import json
 from dataclasses import dataclass
 from typing import Any
 
-from gradveil.study.federation import FederationSettings
-from gradveil.study.utility import UtilitySettings
+from gradveil.study.declare import again, part_of
+from gradveil.study.federation import FederationSettings, UtilitySettings
+from gradveil.study.settings import Federation, Vertical
 
 __all__ = ["BASELINE", "TRAINING_FORMAT", "Training"]
 
@@ -18,44 +19,25 @@ BASELINE = "none"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Training:
-    """One federated training: every setting that decides its result.
+class Training(FederationSettings):
+    """One federated training: clients who share updates or, where the model is cut, the parties of vertical learning."""
 
-    Attributes:
-        data: Built-in name or path.
-        labels: Path of a labels file, or empty.
-        scale: How values of files are brought to [0, 1].
-        read: How files are read otherwise; see `gradveil.data.reading`.
-        model: Built-in spelling or ``module:factory``.
-        weights: Path of the weights it starts from, or empty for fresh ones.
-        defense: Spelling of the defense or chain.
-        seed: Root of all randomness.
-        device: ``cpu`` or ``cuda``.
-        loss: Registered loss or ``module:function``.
-        cut: Where the model is cut for vertical learning; empty trains clients who share updates.
-        parts: Who owns which features of a cut model.
-        utility: How the federation trains; the number of seeds plays no part in one training.
-    """
+    cut: str = again(Vertical, "cut", "")
+    parts: str = again(Vertical, "parts", "whole")
 
-    data: str
-    labels: str = ""
-    scale: str = ""
-    read: str = ""
-    model: str
-    weights: str = ""
-    defense: str = BASELINE
-    seed: int = 0
-    device: str = "cpu"
-    loss: str = "cross_entropy"
-    cut: str = ""
-    parts: str = "whole"
-    utility: UtilitySettings
+    def __post_init__(self) -> None:
+        """Check what a federation checks; where the model is cut was checked with the cell."""
+        self.federation()
+
+    @classmethod
+    def of(cls, utility: UtilitySettings, **settings: Any) -> Training:
+        """Return a training as an audit asks for it; how many seeds it asks for plays no part in one of them."""
+        return cls(**dataclasses.asdict(part_of(Federation, utility)), **settings)
 
     def as_dict(self) -> dict[str, Any]:
-        """Return the settings as plain JSON values, in order."""
-        hidden = {"utility"} if self.cut else {"utility", "cut", "parts"}
-        own = {field.name: getattr(self, field.name) for field in dataclasses.fields(self) if field.name not in hidden}
-        return own | {name: value for name, value in self.utility.as_dict().items() if name != "seeds"}
+        """Return the settings as plain JSON values; of a model that is not cut, without who owns which features."""
+        hidden = set() if self.cut else {"cut", "parts"}
+        return {name: value for name, value in dataclasses.asdict(self).items() if name not in hidden}
 
     def key(self, **content: str | int) -> str:
         """Return the 16 hex digits under which the result is kept.
@@ -72,4 +54,4 @@ class Training:
 
     def federation(self) -> FederationSettings:
         """Return the settings as the training engines take them; where the model is cut is told apart."""
-        return FederationSettings(**{name: value for name, value in self.as_dict().items() if name not in ("cut", "parts")})
+        return part_of(FederationSettings, self)

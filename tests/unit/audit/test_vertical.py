@@ -22,8 +22,8 @@ from gradveil.run.estimate import estimate_plan
 from gradveil.run.grid import cells_of, check_inputs
 from gradveil.run.pool import run_audit
 from gradveil.study.cell import Cell
+from gradveil.study.federation import UtilitySettings
 from gradveil.study.plan import Plan
-from gradveil.study.utility import UtilitySettings
 from gradveil.verdict.words import setting_words
 from tests.unit.audit.small import digits
 

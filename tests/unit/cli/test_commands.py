@@ -18,7 +18,7 @@ from gradveil.cli.catalogue import KINDS, entries
 from tests.unit.report.example_results import make_results
 
 Captured = pytest.CaptureFixture[str]
-COMMANDS = ("", "audit", "risk", "train", "init", "pretrain", "list", "show", "report", "recommend", "check", "version")
+COMMANDS = ("", "audit", "risk", "train", "init", "list", "show", "report", "recommend", "check", "version")
 SOURCE = str(Path(gradveil.__file__).parents[1])
 DOCS = Path(__file__).resolve().parents[3] / "docs" / "cli.md"
 

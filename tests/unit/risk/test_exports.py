@@ -11,8 +11,6 @@ from gradveil import risk
 
 MODULES = [module.name for module in pkgutil.iter_modules(risk.__path__)]
 TOOLS = {
-    "spectra": {"Spectrum", "choose_mode", "left_vectors", "spectrum"},
-    "jacobians": {"Jacobian", "gradient_jacobian", "jacobian_of"},
     "invloss": {"MEANING", "InvLoss", "inversion_loss", "pruning_lower_bound"},
     "invre": {"RiskScore", "band_of", "rank_weights", "risk_score"},
     "fisher": {"diagonal_leakage", "fisher_leakage"},

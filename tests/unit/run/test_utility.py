@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import os
 import re
@@ -28,9 +27,9 @@ from gradveil.run.pool import run_audit
 from gradveil.run.trainings import all_trainings, cell_utility, trainings_of
 from gradveil.storage.run_folder import Store
 from gradveil.study.cell import Cell
+from gradveil.study.federation import UtilitySettings
 from gradveil.study.plan import Plan
 from gradveil.study.training import Training
-from gradveil.study.utility import UtilitySettings
 
 Captured = pytest.CaptureFixture[str]
 ROOT = Path(__file__).resolve().parents[3]
@@ -99,9 +98,9 @@ def test_the_number_of_seeds_changes_no_training() -> None:
 
 @pytest.mark.parametrize("change", ["rounds", "clients", "partition", "learning_rate", "test_share"])
 def test_every_setting_is_part_of_the_key(change: str) -> None:
-    base = Training(data="digits", model="mlp", utility=TINY)
+    base = Training.of(TINY, data="digits", model="mlp")
     value = {"partition": "dirichlet(alpha=1.0)"}.get(change, getattr(TINY, change) * 2)
-    other = Training(data="digits", model="mlp", utility=TINY.replace(**{change: value}))
+    other = Training.of(TINY.replace(**{change: value}), data="digits", model="mlp")
     assert base.key() != other.key()
     assert base.key(data="a") != base.key(data="b")
 
@@ -111,7 +110,7 @@ def test_a_training_of_other_data_has_another_key(tmp_path: Path) -> None:
     keys = []
     for name, value in (("a", 0.1), ("b", 0.2)):
         np.savez(tmp_path / f"{name}.npz", x=np.full((8, 4, 4), value, np.float32), y=np.arange(8) % 2)
-        keys.append(training_key(Training(data=str(tmp_path / f"{name}.npz"), model="mlp", utility=TINY), digests))
+        keys.append(training_key(Training.of(TINY, data=str(tmp_path / f"{name}.npz"), model="mlp"), digests))
     assert len(set(keys)) == 2
 
 
@@ -231,7 +230,7 @@ def test_the_estimate_counts_trainings() -> None:
     assert [(each.training.defense, each.seeds) for each in found.trainings] == [("none", 2), ("gaussian_noise(std=0.3)", 2)]
     assert found.seconds > sum(row.seconds for row in found.rows)
     assert len(found.as_dict()["trainings"]) == 2
-    alone = dataclasses.replace(PLAN, utility=None)
+    alone = PLAN.replace(utility=None)
     assert estimate_plan(alone, workers=1).trainings == ()
 
 

@@ -15,9 +15,9 @@ from gradveil.run.grid import cells_of, defenses_of
 from gradveil.run.pool import run_audit
 from gradveil.run.trainings import all_trainings, trainings_of
 from gradveil.storage.run_folder import Store
+from gradveil.study.federation import UtilitySettings
 from gradveil.study.load import load_results
 from gradveil.study.plan import Plan
-from gradveil.study.utility import UtilitySettings
 from gradveil.verdict.recommend import Requirements, recommend
 
 UTILITY = UtilitySettings(rounds=4, minibatch=32, learning_rate=0.3, seeds=2)

@@ -16,8 +16,9 @@ from gradveil.defenses import DEFENSES, build_defense
 from gradveil.errors import DefenseOrder, UsageError
 from gradveil.run.grid import cells_of, check_inputs, check_plan, sources_of
 from gradveil.run.ladders import expand_defense
-from gradveil.study.keys import KEYS, SECTIONS, toml_text
-from gradveil.study.plan import DEFAULT_DEFENSES, Plan
+from gradveil.study.document import KEYS, SECTIONS, toml_text
+from gradveil.study.plan import Plan
+from gradveil.study.settings import DEFAULT_DEFENSES
 
 DOCS = Path(__file__).resolve().parents[3] / "docs" / "plans.md"
 
@@ -103,7 +104,7 @@ def test_state_follows_the_weights(tmp_path: Path) -> None:
 
 def test_what_belongs_to_a_replaced_value_goes_with_it() -> None:
     belongings: dict[str, Any] = {"labels": "a.csv", "scale": "minmax", "read": "size=8", "weights": "w.pt"}
-    plan = Plan(data="a.npz", model="lenet", state=("untrained", "given"), **belongings)  # type: ignore[arg-type]
+    plan = Plan(data="a.npz", model="lenet", state=("untrained", "given"), **belongings)
     other = plan.override(data="photos", model="mlp")
     assert plan.read == "size=8x8"
     assert (other.labels, other.scale, other.read, other.weights, other.state) == ((), "", "", (), ("untrained",))
@@ -277,7 +278,7 @@ def test_data_and_models_are_tried_before_any_work(tmp_path: Path) -> None:
 
 def test_every_key_is_documented() -> None:
     text = DOCS.read_text(encoding="utf-8")
-    assert [key.name for key in KEYS if f"| `{key.name}` |" not in text] == []
+    assert [key.toml for key in KEYS if f"| `{key.toml}` |" not in text] == []
     assert [section for section in SECTIONS if f"`[{section}]`" not in text] == []
 
 

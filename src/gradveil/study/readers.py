@@ -1,0 +1,101 @@
+"""Checks of single values, each with its one sentence: what a plan, a command line or a caller in Python gave.
+
+A reader takes the place a value stands in, as the user knows it, and the value; it returns the value as it is kept, or raises.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+from gradveil.errors import UsageError, suggest
+from gradveil.study.reading import read_text
+
+__all__ = ["Reader", "below_one", "choice", "flag", "named", "positive", "reading", "risk_mode", "share", "text", "whole"]
+
+Reader = Callable[[str, Any], Any]
+LARGEST = 2**53
+RISK_MODES = ("auto", "off", "dense", "gram", "leading")
+
+
+def text(place: str, value: Any) -> str:
+    """Any text, without blanks around it."""
+    if not isinstance(value, str):
+        raise UsageError(f'{place} is {value!r}; give it as text in quotes, as in "name"')
+    return value.strip()
+
+
+def named(place: str, value: Any) -> str:
+    """A text that is not empty."""
+    found = text(place, value)
+    if not found:
+        raise UsageError(f"{place} is empty; name one, or leave the key out")
+    return found
+
+
+def flag(place: str, value: Any) -> bool:
+    """True or false."""
+    if not isinstance(value, bool):
+        raise UsageError(f"{place} is {value!r}; write true or false")
+    return value
+
+
+def whole(least: int) -> Reader:
+    """A whole number of at least ``least``."""
+
+    def read(place: str, value: Any) -> int:
+        if isinstance(value, bool) or not isinstance(value, int) or not least <= value < LARGEST:
+            too_large = isinstance(value, int) and value >= LARGEST
+            wanted = f"below {LARGEST}" if too_large else f"of at least {least}"
+            raise UsageError(f"{place} is {value!r}; give a whole number {wanted}")
+        return value
+
+    return read
+
+
+def positive(place: str, value: Any) -> float:
+    """A finite number above 0."""
+    if not _is_number(value) or not value > 0:
+        raise UsageError(f"{place} is {value!r}; give a number above 0")
+    return float(value)
+
+
+def share(place: str, value: Any) -> float:
+    """A number between 0 and 1, both left out."""
+    if not _is_number(value) or not 0 < value < 1:
+        raise UsageError(f"{place} is {value!r}; give a share between 0 and 1, as in 0.2")
+    return float(value)
+
+
+def below_one(place: str, value: Any) -> float:
+    """A number from 0 to below 1, such as a momentum."""
+    if not _is_number(value) or not 0 <= value < 1:
+        raise UsageError(f"{place} is {value!r}; give a number of at least 0 and below 1")
+    return float(value)
+
+
+def choice(*choices: str) -> Reader:
+    """One of a few texts; another one is answered with the nearest."""
+
+    def read(place: str, value: Any) -> str:
+        found = text(place, value)
+        if found not in choices:
+            raise UsageError(f"{place} is {found!r}{suggest(found, choices)}")
+        return found
+
+    return read
+
+
+def risk_mode(place: str, value: Any) -> str:
+    """A mode, or true and false for the usual one and none."""
+    return ("off", "auto")[value] if isinstance(value, bool) else str(choice(*RISK_MODES)(place, value))
+
+
+def reading(place: str, value: Any) -> str:
+    """How files are read; see `gradveil.study.reading`."""
+    return read_text(text(place, value))
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
