@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
 
 from gradveil import tensors
+from gradveil.learning.adam import AdamRule, adam_step
 from gradveil.learning.losses import Loss
 from gradveil.learning.statistics import batch_statistics, blend, running_statistics
 from gradveil.models.batch_norm import set_batch_norm_mode
@@ -29,6 +30,9 @@ __all__ = ["GradientHook", "Learner", "optimizer_memory", "optimizer_step"]
 
 GradientHook = Callable[[int, Named, Named, Tensor, Tensor], Named]
 """``(step, weights, gradient, inputs, targets) -> gradient``: what a defense does to each step's gradient."""
+
+DIFFERENTIABLE = AdamRule(inside=1e-24)
+"""An attacker who replays a client's Adam differentiates through its root."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -198,9 +202,7 @@ def optimizer_step(
             velocity = {n: settings.momentum * memory["momentum"][n] + g for n, g in gradient.items()}
             return {n: w - rate * velocity[n] for n, w in weights.items()}, {"momentum": velocity}
         return {n: w - rate * gradient[n] for n, w in weights.items()}, memory
-    mean = {n: 0.9 * memory["mean"][n] + 0.1 * g for n, g in gradient.items()}
-    square = {n: 0.999 * memory["square"][n] + 0.001 * g.square() for n, g in gradient.items()}
-    first, second = 1 - 0.9 ** (step + 1), 1 - 0.999 ** (step + 1)
-    # The tiny term inside the root keeps its derivative finite where a gradient is exactly zero (dead units).
-    moved = {n: w - rate * (mean[n] / first) / ((square[n] / second + 1e-24).sqrt() + 1e-8) for n, w in weights.items()}
-    return moved, {"mean": mean, "square": square}
+    mean, square = memory["mean"], memory["square"]
+    taken = {n: adam_step(g, mean[n], square[n], step, rate=rate, rule=DIFFERENTIABLE) for n, g in gradient.items()}
+    kept = {"mean": {n: each.mean for n, each in taken.items()}, "square": {n: each.square for n, each in taken.items()}}
+    return {n: w - taken[n].move for n, w in weights.items()}, kept
