@@ -10,6 +10,7 @@ import json
 import sys
 
 from gradveil.registry import INDEX
+from gradveil.storage.files import write_whole
 from gradveil.testing.index import make_index
 
 
@@ -19,7 +20,7 @@ def main() -> int:
     if INDEX.is_file() and INDEX.read_text(encoding="utf-8") == text:
         print(f"{INDEX.name} is up to date")
         return 0
-    INDEX.write_text(text, encoding="utf-8")
+    write_whole(INDEX, text.encode())
     print(f"{INDEX.name} written")
     return 0
 

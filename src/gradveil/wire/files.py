@@ -13,6 +13,7 @@ from safetensors.torch import load, save
 
 from gradveil.errors import BadUpdate, UsageError
 from gradveil.records import Payload
+from gradveil.storage.files import write_whole
 from gradveil.tensors import Named
 from gradveil.wire.dense import DENSE
 
@@ -82,9 +83,7 @@ def _are_notes(notes: Any) -> bool:
 
 def write_payload(payload: Payload, path: Path) -> None:
     """Write a payload to a file, whole or not at all."""
-    temporary = path.with_name(path.name + ".part")
-    temporary.write_bytes(payload_to_bytes(payload))
-    temporary.replace(path)
+    write_whole(path, payload_to_bytes(payload))
 
 
 def read_payload(path: Path) -> Payload:
