@@ -181,7 +181,7 @@ class Peeling:
     def run(self, observations: Sequence[Observation], desk: Desk) -> list[Reconstruction]:
         """Peel all observations at once."""
         learner = observations[0].learner
-        with matrix_products(next(iter(learner.weights.values())).device, coarse=learner.parameters >= COARSE_FROM):
+        with matrix_products(learner.device, coarse=learner.parameters >= COARSE_FROM):
             return self._run(observations, desk)
 
     def _run(self, observations: Sequence[Observation], desk: Desk) -> list[Reconstruction]:

@@ -186,7 +186,7 @@ def _observe(subject: Subject, payload: Payload) -> Observation:
         decoded = subject.defense.decode(payload, spec)
     except BadUpdate as error:
         raise BadUpdate(f"the captured update does not fit model and defense: {error}") from error
-    device = next(iter(subject.learner.weights.values())).device
+    device = subject.learner.device
     if not any(bool(value.any()) for value in decoded.weights.values()):
         raise BadUpdate("the captured update is zero everywhere, so there is nothing to attack; capture one after training")
     update = Update({n: v.to(device) for n, v in decoded.weights.items()}, decoded.examples, decoded.round)

@@ -331,6 +331,5 @@ def _rounds(cell: Cell, learner: Learner, defense: Defense, batches: list[Batch]
 def _classes(learner: Learner, batch: Batch) -> int:
     with torch.no_grad():
         reference = next(iter(learner.weights.values()))
-        outputs = learner.forward(learner.weights, batch.inputs[:1].to(reference), learner.zero_noise(1))
-    outputs = outputs[0] if isinstance(outputs, tuple) else outputs
-    return int(outputs.shape[1]) if outputs.ndim == 2 else 0
+        logits = learner.logits(learner.weights, batch.inputs[:1].to(reference), learner.zero_noise(1))
+    return int(logits.shape[1]) if logits.ndim == 2 else 0

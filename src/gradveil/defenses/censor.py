@@ -324,9 +324,8 @@ class _Draw:
             return plain
         if batch.targets.is_floating_point() or gradient.keys() != learner.weights.keys():
             return plain
-        outputs = learner.forward(learner.weights, batch.inputs)
-        outputs = outputs[0] if isinstance(outputs, tuple) else outputs
-        return cls(gradient, view, generator, int(outputs.shape[1]), view.public.to(batch.inputs))
+        classes = int(learner.logits(learner.weights, batch.inputs).shape[1])
+        return cls(gradient, view, generator, classes, view.public.to(batch.inputs))
 
     def some(self, count: int) -> Named:
         normal = {n: self._normal((count, *v.shape)) for n, v in self.gradient.items()}

@@ -90,6 +90,11 @@ class Learner:
         """Number of trainable entries."""
         return sum(value.numel() for value in self.weights.values())
 
+    @property
+    def device(self) -> torch.device:
+        """Where the weights are."""
+        return next(iter(self.weights.values())).device
+
     def noise_at(self, step: int, rows: list[int] | None = None) -> Named:
         """Return the noise an adapted model gets at one step, for all examples or for some rows of the batch."""
         return {name: value[step] if rows is None else value[step][rows] for name, value in self.noise.items()}
@@ -102,6 +107,12 @@ class Learner:
         """Return the model's outputs at ``weights``; without ``noise``, with that of the first step."""
         handed = self.noise_at(0) if noise is None else noise
         return functional_call(self.model, (weights, self.buffers), (inputs,), handed)
+
+    def logits(self, weights: Named, inputs: Tensor, noise: Named | None = None) -> Tensor:
+        """Return the model's answers alone: an adapted model may return them first, and behind them what its loss needs."""
+        outputs = self.forward(weights, inputs, noise)
+        answers: Tensor = outputs[0] if isinstance(outputs, tuple) else outputs
+        return answers
 
     def objective(self, weights: Named, inputs: Tensor, targets: Tensor, noise: Named | None = None) -> Tensor:
         """Return the training loss at ``weights``."""

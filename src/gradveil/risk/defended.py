@@ -94,7 +94,7 @@ class Releases:
         check_records_are_separate(learner)
         self.learner, self.defense, self.adversary = learner, defense, defense.adversary()
         self.directed = _directed(defense, learner)
-        self.device = next(iter(learner.weights.values())).device
+        self.device = learner.device
         self._laws: dict[tuple[torch.dtype, bool], Law] = {}
 
     def _law(self, dtype: torch.dtype, plain: bool) -> Law:
@@ -185,6 +185,5 @@ def _notes(defense: Defense, plain: bool, incomplete: bool, data_noise: float, k
 
 def _classes(learner: Learner, inputs: Tensor) -> int:
     with torch.no_grad():
-        outputs = learner.forward(learner.weights, inputs, learner.zero_noise(len(inputs)))
-    outputs = outputs[0] if isinstance(outputs, tuple) else outputs
-    return int(outputs.shape[1]) if outputs.ndim == 2 else 0
+        logits = learner.logits(learner.weights, inputs, learner.zero_noise(len(inputs)))
+    return int(logits.shape[1]) if logits.ndim == 2 else 0

@@ -144,7 +144,7 @@ class _Matching:
 def run_recipe(recipe: Recipe, observations: Sequence[Observation], desk: Desk) -> list[Reconstruction]:
     """Run one recipe on all observations; they must share learners, threat model and shapes (one cell is one batch)."""
     learner = observations[0].learner
-    with matrix_products(next(iter(learner.weights.values())).device, coarse=learner.parameters >= COARSE_FROM):
+    with matrix_products(learner.device, coarse=learner.parameters >= COARSE_FROM):
         return _run_recipe(recipe, observations, desk)
 
 

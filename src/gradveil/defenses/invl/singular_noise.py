@@ -219,9 +219,8 @@ def public_centres(learner: Learner, public: Tensor) -> tuple[Tensor, Tensor]:
     """Return the mean public input once for every class, and the classes: public inputs have no labels."""
     mean = public.to(next(iter(learner.weights.values()))).mean(0, keepdim=True)
     with torch.no_grad():
-        outputs = learner.forward(learner.weights, mean, learner.zero_noise(1))
-    outputs = outputs[0] if isinstance(outputs, tuple) else outputs
-    labels = torch.arange(int(outputs.shape[1]), device=mean.device)
+        classes = int(learner.logits(learner.weights, mean, learner.zero_noise(1)).shape[1])
+    labels = torch.arange(classes, device=mean.device)
     return mean.expand(len(labels), *mean.shape[1:]), labels
 
 

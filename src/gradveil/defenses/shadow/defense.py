@@ -237,8 +237,8 @@ class Shadow(Defense):
         rate = learner.settings.learning_rate
         stepped = {name: value - rate * gradient[name] for name, value in learner.weights.items()}
 
-        def forward(inputs: Tensor) -> object:
-            return learner.forward(stepped, inputs, handed)
+        def forward(inputs: Tensor) -> Tensor:
+            return learner.logits(stepped, inputs, handed)
 
         saliency = grad_cam_pp(forward, learner.model, batch.inputs, batch.targets, layer=self.layer)
         return foreground_map(saliency, self.foreground, self.temperature)
