@@ -22,7 +22,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
-from scipy.special import gammainc, ndtr, ndtri
+from scipy.special import ndtr, ndtri
 
 from gradveil.errors import UsageError
 from gradveil.randomness import Seed
@@ -30,10 +30,8 @@ from gradveil.randomness import Seed
 __all__ = [
     "SampledBound",
     "advantage_bound",
-    "advantage_from_privacy",
     "gaussian_bound",
     "mixed_bound",
-    "no_prior_success",
     "sampled_advantage",
     "sampled_bound",
 ]
@@ -177,44 +175,6 @@ def advantage_bound(*, noise_multiplier: float, steps: int = 1, replaced: bool =
     mu = shift(noise_multiplier, steps) * (2 if replaced else 1)
     variation = 1.0 if math.isinf(mu) else math.erf(mu / math.sqrt(8.0))
     return variation * (1 - collision) if replaced else variation
-
-
-def advantage_from_privacy(epsilon: float, delta: float, *, collision: float = 0.0) -> float:
-    """Return the advantage that (ε, δ)-differential privacy allows: (e^ε - 1 + 2 δ) / (e^ε + 1) · (1 - Pr[Z = Z']).
-
-    ε must be for replacing one unit by another where the collision is counted.
-    """
-    _check_share("delta", delta)
-    _check_share("collision", collision)
-    if not epsilon >= 0:
-        raise UsageError(f"epsilon is {epsilon!r}; it must be at least 0")
-    rest = 2 * delta * math.exp(-epsilon) / (1 + math.exp(-epsilon)) if epsilon < math.inf else 0.0
-    return min(1.0, math.tanh(epsilon / 2) + rest) * (1 - collision)
-
-
-def no_prior_success(error: float, *, dimension: int, norm: float, noise_multiplier: float, steps: int = 1) -> float:
-    """Return the probability that an attacker without any prior reaches a mean squared error (C7).
-
-    It reads the input off its clipped release (as from a linear layer of one record) and knows nothing else, so it sees
-    N(x, (σ |x|)² I / T): Pr[MSE <= η] = P(N / 2, N η T / (2 σ² |x|²)), P the regularised lower incomplete gamma function. This is
-    one attacker and no bound: a candidate list (C1) is the other end, and the risk lies between.
-
-    Args:
-        error: η, mean squared error per entry; PSNR t is 10^(-t / 10).
-        dimension: N, entries of the input.
-        norm: |x|, its Euclidean norm.
-        noise_multiplier: σ.
-        steps: T releases of the same input; with 0 nothing is seen and the answer is 0.
-    """
-    if dimension < 1 or not (math.isfinite(norm) and norm >= 0) or not error >= 0:
-        raise UsageError("the law without a prior needs an error at least 0, a dimension at least 1 and a finite norm at least 0")
-    mu = shift(noise_multiplier, steps)
-    if mu == 0:
-        return 0.0
-    spread = norm / mu  # standard deviation per entry; 0 where there is no noise
-    if spread == 0:
-        return 1.0
-    return float(gammainc(dimension / 2, dimension * error / (2 * spread**2)))
 
 
 def _exact(kappa: float, sigma: float, rate: float, steps: int) -> float | None:
