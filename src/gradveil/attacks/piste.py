@@ -25,9 +25,9 @@ from gradveil.attacks.engine.loop import Problem, optimise
 from gradveil.attacks.engine.objectives import OBJECTIVES
 from gradveil.attacks.engine.optimisers import Adam
 from gradveil.attacks.engine.priors import total_variation
-from gradveil.errors import UsageError, suggest
 from gradveil.learning.embedding import EmbeddingLearner
 from gradveil.records import Knowledge, Observation, Reconstruction
+from gradveil.study.checks import check_choice, check_whole
 from gradveil.tensors import Named
 
 __all__ = ["Decoder", "PisteLike"]
@@ -128,11 +128,9 @@ class PisteLike:
 
     def __post_init__(self) -> None:
         """Refuse settings that mean nothing when the attack is made, not when it runs."""
-        if self.stance not in STANCES:
-            raise UsageError(f"piste_like has no stance {self.stance!r}{suggest(self.stance, STANCES)}")
+        check_choice("piste_like", "stance", self.stance, STANCES)
         for name in ("steps", "restarts", "latent", "width"):
-            if getattr(self, name) < 1:
-                raise UsageError(f"{name} is {getattr(self, name)}; it must be at least 1")
+            check_whole("piste_like", name, getattr(self, name), 1)
 
     def applies(self, observation: Observation) -> str | None:
         """Return why not, unless an embedding was seen."""

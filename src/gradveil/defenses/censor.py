@@ -13,8 +13,8 @@ from torch.func import vmap
 
 from gradveil.adversary import OBSERVED, OpenAdversary, prefixed, with_prefix
 from gradveil.defenses.base import DEFENSES, ClientView, Defense, DefenseCard, State
-from gradveil.defenses.parts.checks import check_choice, check_number
 from gradveil.records import Batch, Comparison, Observation, Update
+from gradveil.study.checks import check_choice, check_number
 from gradveil.tensors import Named, check_finite, flatten, unflatten
 
 __all__ = ["Censor", "CensorAdversary", "Selection", "fallback_rate", "orthogonal_directions", "select_candidate"]

@@ -14,10 +14,10 @@ from gradveil.adversary import OpenAdversary
 from gradveil.defenses.base import DEFENSES, ClientView, Defense, DefenseCard, State
 from gradveil.defenses.clipping import SCOPES, Scope
 from gradveil.defenses.example_clipping import ClippedExamplesAdversary, clip_each
-from gradveil.defenses.parts.checks import check_choice, check_number
 from gradveil.errors import UsageError
 from gradveil.learning.learner import GradientHook, Learner
 from gradveil.records import Observation
+from gradveil.study.checks import check_choice, check_number
 from gradveil.tensors import Named
 
 __all__ = ["DPSGD", "DPSGDAdversary"]

@@ -26,6 +26,7 @@ from scipy.special import ndtr, ndtri
 
 from gradveil.errors import UsageError
 from gradveil.randomness import Seed
+from gradveil.study.checks import check_number, check_share, check_whole
 
 __all__ = [
     "SampledBound",
@@ -45,10 +46,8 @@ CHUNK = 50_000
 
 def shift(noise_multiplier: float, steps: int) -> float:
     """Return μ = √T / σ: how many standard deviations the releases can move; 0 without releases, infinite without noise."""
-    if not (math.isfinite(noise_multiplier) and noise_multiplier >= 0):
-        raise UsageError(f"noise_multiplier is {noise_multiplier!r}; it must be a number at least 0")
-    if steps < 0 or steps != int(steps):
-        raise UsageError(f"steps is {steps!r}; it must be a whole number at least 0")
+    check_number("", "noise_multiplier", noise_multiplier)
+    check_whole("", "steps", steps, 0)
     if steps == 0:
         return 0.0
     return math.sqrt(steps) / noise_multiplier if noise_multiplier else math.inf
@@ -65,7 +64,7 @@ def gaussian_bound(kappa: float, *, noise_multiplier: float, steps: int = 1) -> 
     >>> round(gaussian_bound(1 / 256, noise_multiplier=1.0), 4)
     0.0485
     """
-    _check_share("kappa", kappa)
+    check_share("", "kappa", kappa)
     mu = shift(noise_multiplier, steps)
     if mu == 0 or kappa in (0.0, 1.0):
         return 1.0 if math.isinf(mu) else float(kappa)
@@ -123,7 +122,7 @@ def sampled_bound(
         confidence: Of the bound, one-sided.
         seed: Where the draws come from.
     """
-    _check_share("kappa", kappa)
+    check_share("", "kappa", kappa)
     exact = _exact(kappa, noise_multiplier, sampling_rate, steps)
     if exact is not None:
         return SampledBound(exact, exact)
@@ -171,14 +170,14 @@ def advantage_bound(*, noise_multiplier: float, steps: int = 1, replaced: bool =
         replaced: Compare with another record instead of with noise.
         collision: Pr[Z = Z'], the probability that the other record is the same one; only with ``replaced``.
     """
-    _check_share("collision", collision)
+    check_share("", "collision", collision)
     mu = shift(noise_multiplier, steps) * (2 if replaced else 1)
     variation = 1.0 if math.isinf(mu) else math.erf(mu / math.sqrt(8.0))
     return variation * (1 - collision) if replaced else variation
 
 
 def _exact(kappa: float, sigma: float, rate: float, steps: int) -> float | None:
-    _check_share("sampling_rate", rate)
+    check_share("", "sampling_rate", rate)
     if shift(sigma, steps) == 0 or rate == 0:
         return float(kappa)
     if rate == 1:
@@ -216,8 +215,7 @@ def _best_lambda(log_ratios: Ratios, kappa: float) -> float:
 
 def _excess(log_ratios: Ratios, log_lambda: float, confidence: float) -> tuple[float, float]:
     """Return the mean of max(0, 1 - λ / r) and its one-sided empirical Bernstein margin."""
-    if not 0 < confidence < 1:
-        raise UsageError(f"confidence is {confidence!r}; it must be above 0 and below 1")
+    check_share("", "confidence", confidence, open_ends=True)
     values = -np.expm1(np.minimum(0.0, log_lambda - log_ratios))
     n, log_risk = len(values), math.log(2 / (1 - confidence))
     margin = math.sqrt(2 * float(values.var(ddof=1)) * log_risk / n) + 7 * log_risk / (3 * (n - 1))
@@ -231,8 +229,3 @@ def _shares(kappas: Sequence[float], weights: Sequence[float]) -> list[tuple[flo
     if total == 0:
         raise UsageError("no group holds a candidate, so there is nothing to bound")
     return [(kappa, weight / total) for kappa, weight in zip(kappas, weights, strict=True) if weight > 0]
-
-
-def _check_share(name: str, value: float) -> None:
-    if not 0 <= value <= 1:
-        raise UsageError(f"{name} is {value!r}; it must be between 0 and 1")

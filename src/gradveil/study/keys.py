@@ -7,7 +7,6 @@ Nothing here needs torch.
 from __future__ import annotations
 
 import json
-import math
 import os
 import re
 from collections.abc import Callable, Mapping
@@ -17,6 +16,7 @@ from typing import Any
 
 from gradveil.errors import UsageError, suggest
 from gradveil.registry import indexed, split_chain
+from gradveil.study.checks import check_choice, check_number, check_whole, is_number
 from gradveil.study.reading import read_text
 
 __all__ = ["KEYS", "SECTIONS", "Key", "read_document", "read_value", "start_at", "toml_text"]
@@ -73,24 +73,21 @@ def _flag(place: str, value: Any) -> bool:
 
 def _whole(least: int) -> Reader:
     def read(place: str, value: Any) -> int:
-        if isinstance(value, bool) or not isinstance(value, int) or not least <= value < LARGEST:
-            too_large = isinstance(value, int) and value >= LARGEST
-            raise UsageError(
-                f"{place} is {value!r}; give a whole number {f'below {LARGEST}' if too_large else f'of at least {least}'}"
-            )
-        return value
+        check_whole("", place, value, least, ask="give")
+        if value >= LARGEST:
+            raise UsageError(f"{place} is {value!r}; give a whole number below {LARGEST}")
+        return int(value)
 
     return read
 
 
 def _positive(place: str, value: Any) -> float:
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not (math.isfinite(value) and value > 0):
-        raise UsageError(f"{place} is {value!r}; give a number above 0")
+    check_number("", place, value, open_below=True, ask="give")
     return float(value)
 
 
 def _part(place: str, value: Any) -> float:
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value < 1:
+    if not is_number(value) or not 0 < value < 1:
         raise UsageError(f"{place} is {value!r}; give a share between 0 and 1, as in 0.2")
     return float(value)
 
@@ -98,8 +95,7 @@ def _part(place: str, value: Any) -> float:
 def _choice(*choices: str) -> Reader:
     def read(place: str, value: Any) -> str:
         text = _text(place, value)
-        if text not in choices:
-            raise UsageError(f"{place} is {text!r}{suggest(text, choices)}")
+        check_choice("", place, text, choices)
         return text
 
     return read

@@ -19,11 +19,11 @@ import torch
 from torch import Tensor, nn
 from torch.func import jvp, vmap
 
-from gradveil.defenses.parts.checks import check_choice, check_number, check_whole
 from gradveil.errors import UsageError
 from gradveil.learning.embedding import EmbeddingLearner
 from gradveil.learning.learner import Learner
 from gradveil.randomness import Seed
+from gradveil.study.checks import check_choice, check_number, check_whole
 from gradveil.tensors import Named
 
 if TYPE_CHECKING:
