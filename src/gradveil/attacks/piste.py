@@ -25,9 +25,10 @@ from gradveil.attacks.engine.loop import Problem, optimise
 from gradveil.attacks.engine.objectives import OBJECTIVES
 from gradveil.attacks.engine.optimisers import Adam
 from gradveil.attacks.engine.priors import total_variation
+from gradveil.errors import UsageError, suggest
 from gradveil.learning.embedding import EmbeddingLearner
 from gradveil.records import Knowledge, Observation, Reconstruction
-from gradveil.study.checks import check_choice, check_whole
+from gradveil.study.checks import check_whole
 from gradveil.tensors import Named
 
 __all__ = ["Decoder", "PisteLike"]
@@ -128,7 +129,8 @@ class PisteLike:
 
     def __post_init__(self) -> None:
         """Refuse settings that mean nothing when the attack is made, not when it runs."""
-        check_choice("piste_like", "stance", self.stance, STANCES)
+        if self.stance not in STANCES:
+            raise UsageError(f"piste_like has no stance {self.stance!r}{suggest(self.stance, STANCES)}")
         for name in ("steps", "restarts", "latent", "width"):
             check_whole("piste_like", name, getattr(self, name), 1)
 

@@ -114,6 +114,13 @@ class Learner:
         answers: Tensor = outputs[0] if isinstance(outputs, tuple) else outputs
         return answers
 
+    @torch.no_grad()
+    def classes(self, inputs: Tensor) -> int:
+        """Return how many classes the model tells apart, seen on some inputs; 0 where it answers with something else."""
+        reference = next(iter(self.weights.values()))
+        logits = self.logits(self.weights, inputs.to(reference), self.zero_noise(len(inputs)))
+        return int(logits.shape[1]) if logits.ndim == 2 else 0
+
     def objective(self, weights: Named, inputs: Tensor, targets: Tensor, noise: Named | None = None) -> Tensor:
         """Return the training loss at ``weights``."""
         return self.loss(self.forward(weights, inputs, noise), targets)

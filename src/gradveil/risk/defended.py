@@ -127,7 +127,7 @@ class Releases:
             updates=(result.update,),
             payloads=(result.payload,),
             input_shape=tuple(record.shape),
-            classes=_classes(learner, batch.inputs),
+            classes=learner.classes(batch.inputs),
             examples=1,
             threat=ThreatModel(sees="embedding" if isinstance(learner, EmbeddingLearner) else "update"),
             adversary=adversary,
@@ -181,9 +181,3 @@ def _notes(defense: Defense, plain: bool, incomplete: bool, data_noise: float, k
     if incomplete:
         found.append("the attacker behind the score knows less than the whole defense")
     return tuple(found)
-
-
-def _classes(learner: Learner, inputs: Tensor) -> int:
-    with torch.no_grad():
-        logits = learner.logits(learner.weights, inputs, learner.zero_noise(len(inputs)))
-    return int(logits.shape[1]) if logits.ndim == 2 else 0

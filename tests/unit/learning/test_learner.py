@@ -185,3 +185,4 @@ def test_answers_are_asked_for_alone_and_the_device_is_that_of_the_weights() -> 
     wordy, x = Learner.of(Wordy(3, 2), loss_by_name("cross_entropy")), torch.rand(4, 3)
     assert torch.equal(wordy.logits(wordy.weights, x), wordy.forward(wordy.weights, x)[0])
     assert wordy.device == torch.device("cpu") and wordy.to(torch.device("meta")).device.type == "meta"
+    assert wordy.classes(x.double()) == 2 and Learner.of(nn.Conv2d(1, 1, 1), wordy.loss).classes(torch.rand(1, 1, 2, 2)) == 0
