@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Iterable
 from typing import TypeGuard
 
@@ -14,11 +15,13 @@ from gradveil.errors import UsageError, suggest
 __all__ = ["check_choice", "check_flag", "check_number", "check_share", "check_whole", "is_number", "is_whole"]
 
 ASK = "it must be"
+LARGEST = sys.float_info.max
 
 
 def is_number(value: object) -> TypeGuard[float]:
-    """Tell whether a value is a finite number; True and False are none."""
-    return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
+    """Tell whether a value is a finite number, such as a float can hold; True and False are none."""
+    # Compared, not asked by `math.isfinite`, which fails on whole numbers of four hundred digits.
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and -LARGEST <= value <= LARGEST
 
 
 def is_whole(value: object) -> TypeGuard[int]:

@@ -43,6 +43,12 @@ def test_the_sentence_names_setting_value_and_remedy(check: Callable[[], Any], s
     assert str(refused.value) == sentence
 
 
+def test_a_whole_number_that_no_float_can_hold_is_refused_and_does_not_crash() -> None:
+    assert is_whole(10**400) and not is_number(10**400)
+    with pytest.raises(UsageError):
+        check_share("", "x", -(10**400))
+
+
 def test_what_is_in_range_passes() -> None:
     check_number("", "x", 0)
     check_number("", "x", 0.5, open_below=True, below=1)
