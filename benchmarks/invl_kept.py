@@ -36,7 +36,8 @@ from gradveil.defenses.invl.singular_noise import (
 from gradveil.federation.setup import build_federation
 from gradveil.learning import Learner
 from gradveil.spectra.jacobians import Jacobian
-from gradveil.spectra.layered import layered_push
+from gradveil.spectra.joint import JointJacobian
+from gradveil.spectra.layered import joint_push
 from gradveil.spectra.spectrum import Spectrum, spectrum
 from gradveil.study.federation import FederationSettings
 from gradveil.study.local_training import TrainingSettings
@@ -73,9 +74,9 @@ class Own:
     @cached_property
     def left(self) -> Tensor:
         """Return u_1 … u_k as rows: J v_i / σ_i, by layers."""
-        push = layered_push(self.jacobian)
+        push = joint_push(JointJacobian((self.jacobian,)))
         scaled = (self.right / self.found.values[: self.last, None]).to(self.jacobian.at)
-        return torch.cat([push(rows) for rows in scaled.split(AT_ONCE)]).double()
+        return torch.cat([push(rows.unsqueeze(0))[0] for rows in scaled.split(AT_ONCE)]).double()
 
     def update_basis(self) -> Tensor:
         """Return u_{j+1} … u_k as rows."""

@@ -37,9 +37,7 @@ MODEL = "lenet(activation='relu', normalize='cifar10')"
 def answers(learner: Learner, weights: Named, inputs: Tensor) -> Tensor:
     """Return the class the network names for every picture."""
     with torch.no_grad():
-        found = learner.forward(weights, inputs, learner.zero_noise(len(inputs)))
-    scores: Tensor = found[0] if isinstance(found, tuple) else found
-    return scores.argmax(1)
+        return learner.logits(weights, inputs, learner.zero_noise(len(inputs))).argmax(1)
 
 
 def along(bases: dict[int, Tensor], classes: Tensor, inputs: Tensor, std: float, generator: torch.Generator) -> Tensor:

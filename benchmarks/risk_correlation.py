@@ -30,6 +30,7 @@ from risk_scenes import ITERATIONS, Place, attacked, defended, defended_embeddin
 from risk_tables import NULLS, tables
 
 from gradveil.defenses import DEFENSES
+from gradveil.storage.files import write_whole
 
 JOBS = ("risk", "attack", "defense", "embedding", "null")
 RECORDS, FEW, DEFENDED = 128, 16, 8
@@ -168,9 +169,7 @@ def run(part: Part, place: Place, limit: int) -> None:
         "found": found,
     }
     place.out.mkdir(parents=True, exist_ok=True)
-    own = place.out / f"{part.name}.{os.getpid()}"
-    own.write_text(json.dumps(told, indent=1) + "\n", encoding="utf-8")
-    own.replace(place.out / f"{part.name}.json")
+    write_whole(place.out / f"{part.name}.json", (json.dumps(told, indent=1) + "\n").encode())
     print(f"{part.name}: {told['wall']} s, cpu {told['cpu']} s", flush=True)
 
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import io
 import math
-import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -35,6 +35,7 @@ from gradveil.risk.exposure import DefendedRelease, defended_release
 from gradveil.risk.invre import risk_score
 from gradveil.spectra.jacobians import gradient_jacobian, jacobian_of
 from gradveil.spectra.spectrum import DENSE_ENTRIES, Spectrum, spectrum
+from gradveil.storage.files import write_whole
 from gradveil.tensors import Named
 
 CLASSES, SHAPE = 10, (3, 32, 32)
@@ -131,9 +132,9 @@ def _trained_lenet(model: nn.Module, place: Place) -> Path:
     with torch.no_grad():
         accuracy = float((model(tests).argmax(1) == truth).float().mean())
     # Several jobs may come here at once; all make the same file, and the last one wins.
-    own = file.with_suffix(f".{os.getpid()}")
-    torch.save(model.state_dict(), own)
-    own.replace(file)
+    stored = io.BytesIO()
+    torch.save(model.state_dict(), stored)
+    write_whole(file, stored.getvalue())
     file.with_suffix(".txt").write_text(f"{accuracy:.4f}\n", encoding="utf-8")
     return file
 

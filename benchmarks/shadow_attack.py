@@ -83,7 +83,7 @@ def attack_round(
     original = torch.cat([batch.inputs for batch in batches])
     noisy = torch.cat(trained)
     targets = torch.cat([batch.targets for batch in batches])
-    saliency = grad_cam_pp(lambda x: learner.forward(weights, x), learner.model, original, targets)
+    saliency = grad_cam_pp(lambda x: learner.logits(weights, x), learner.model, original, targets)
     boxes = bounding_boxes(saliency.cpu())
     prior = federation.inputs.mean(0).cpu()
     rows = []

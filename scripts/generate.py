@@ -11,6 +11,7 @@ import sys
 from pathlib import Path
 
 from gradveil.registry import INDEX
+from gradveil.storage.files import write_whole
 from gradveil.study.reference import fill_page
 from gradveil.testing.index import make_index
 
@@ -28,7 +29,7 @@ def main() -> int:
     wanted |= {page: fill_page(page.read_text(encoding="utf-8")) for page in sorted(DOCS.glob("*.md"))}
     for path, text in wanted.items():
         if not path.is_file() or path.read_text(encoding="utf-8") != text:
-            path.write_text(text, encoding="utf-8")
+            write_whole(path, text.encode())
             print(f"{path.name} written")
     return 0
 

@@ -13,6 +13,8 @@ from typing import Any
 import numpy as np
 from PIL import Image, ImageDraw, ImageFont
 
+from gradveil.storage.files import write_whole
+
 ROOT = Path(__file__).resolve().parent.parent
 DEFENSE = "pruning(rate=0.9)"
 MARK = "<!-- table: first light -->"
@@ -78,7 +80,7 @@ def main() -> None:
     readme = ROOT / "README.md"
     before, _, rest = readme.read_text().partition(MARK)
     after = rest[rest.index("\nThe attacker who ignores") :]
-    readme.write_text(f"{before}{MARK}\n{table(rows)}\n{after}")
+    write_whole(readme, f"{before}{MARK}\n{table(rows)}\n{after}".encode())
 
 
 if __name__ == "__main__":

@@ -5,7 +5,6 @@ GradveilError                 4  internal: a fault of ours
 │   ├── MissingKnowledge      2  an attack asks for something its threat model does not grant
 │   ├── UnsupportedModel      2  this model cannot be handled
 │   │   ├── NeverSupported    2  … and never will be: the question has no answer
-│   │   ├── NotYetSupported   2  … until we write the code
 │   │   └── ReplaceLayer      2  … unless the user swaps the named layer
 │   ├── DefenseOrder          2  a chain in an order that cannot work
 │   └── BadUpdate             2  an update or payload that must be refused
@@ -26,7 +25,6 @@ __all__ = [
     "LeakAboveLimit",
     "MissingKnowledge",
     "NeverSupported",
-    "NotYetSupported",
     "ReplaceLayer",
     "Unreliable",
     "UnsupportedModel",
@@ -57,10 +55,6 @@ class UnsupportedModel(UsageError):
 
 class NeverSupported(UnsupportedModel):
     """The question has no answer for this kind of model."""
-
-
-class NotYetSupported(UnsupportedModel):
-    """Possible in principle; not written yet."""
 
 
 class ReplaceLayer(UnsupportedModel):

@@ -21,7 +21,6 @@ __all__ = [
     "check_finite",
     "check_same_names",
     "detach",
-    "dot",
     "flatten",
     "map_tensors",
     "matrix_products",
@@ -31,7 +30,6 @@ __all__ = [
     "sub",
     "to",
     "unflatten",
-    "unstack",
 ]
 
 Named = dict[str, Tensor]
@@ -73,13 +71,6 @@ def scale(named: Mapping[str, Tensor], factor: float | Tensor) -> Named:
     return {name: value * factor for name, value in named.items()}
 
 
-def dot(left: Mapping[str, Tensor], right: Mapping[str, Tensor]) -> Tensor:
-    """Return the inner product over all entries of all tensors."""
-    _check_not_empty(left)
-    check_same_names(left, right)
-    return torch.stack([(value * right[name]).sum() for name, value in left.items()]).sum()
-
-
 def norm(named: Mapping[str, Tensor]) -> Tensor:
     """Return the L2 norm over all entries of all tensors."""
     _check_not_empty(named)
@@ -108,12 +99,6 @@ def stack(many: list[Named]) -> Named:
     for other in many[1:]:
         check_same_names(many[0], other)
     return {name: torch.stack([one[name] for one in many]) for name in many[0]}
-
-
-def unstack(named: Mapping[str, Tensor]) -> list[Named]:
-    """Return the inverse of `stack`."""
-    count = next(iter(named.values())).shape[0]
-    return [{name: value[index] for name, value in named.items()} for index in range(count)]
 
 
 def detach(named: Mapping[str, Tensor]) -> Named:

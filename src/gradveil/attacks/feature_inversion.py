@@ -17,9 +17,9 @@ from gradveil.attacks.engine.loop import Problem, optimise
 from gradveil.attacks.engine.optimisers import Adam
 from gradveil.attacks.engine.priors import total_variation
 from gradveil.attacks.linear_layer import features_at, layer_inputs
-from gradveil.errors import UsageError
 from gradveil.learning.learner import Learner
 from gradveil.records import Knowledge, Observation, Reconstruction
+from gradveil.study.checks import check_number
 from gradveil.tensors import Named
 
 __all__ = ["FeatureInversion", "feature_layer"]
@@ -83,8 +83,8 @@ class FeatureInversion:
 
     def __post_init__(self) -> None:
         """Refuse a weight that cannot change geometrically."""
-        if not (self.tv > 0 and self.tv_end > 0):
-            raise UsageError(f"tv is {self.tv} and tv_end is {self.tv_end}; both must be above 0")
+        for name in ("tv", "tv_end"):
+            check_number("feature_inversion", name, getattr(self, name), open_below=True)
 
     def applies(self, observation: Observation) -> str | None:
         """Return why not, unless one example stands behind the update and the last layer is linear with a bias."""

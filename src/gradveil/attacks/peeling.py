@@ -21,9 +21,9 @@ from gradveil.attacks.engine.optimisers import Adam
 from gradveil.attacks.engine.priors import total_variation
 from gradveil.attacks.engine.smooth_relu import SHARPNESS, all_children, sharpness_at, smooth_learner, with_sharpness
 from gradveil.attacks.engine.soft_pool import plain_pool, with_soft_pools
-from gradveil.errors import UsageError
 from gradveil.learning.learner import Learner
 from gradveil.records import Comparison, Knowledge, Observation, Reconstruction
+from gradveil.study.checks import check_number
 from gradveil.tensors import Named, matrix_products
 
 __all__ = ["Peeling"]
@@ -161,8 +161,8 @@ class Peeling:
 
     def __post_init__(self) -> None:
         """Refuse a weight that cannot change geometrically."""
-        if not (self.tv > 0 and self.tv_end > 0):
-            raise UsageError(f"tv is {self.tv} and tv_end is {self.tv_end}; both must be above 0")
+        for name in ("tv", "tv_end"):
+            check_number("peeling", name, getattr(self, name), open_below=True)
 
     def applies(self, observation: Observation) -> str | None:
         """Return why not, unless one gradient of one example through a row of layers with max pooling was seen."""
@@ -181,7 +181,7 @@ class Peeling:
     def run(self, observations: Sequence[Observation], desk: Desk) -> list[Reconstruction]:
         """Peel all observations at once."""
         learner = observations[0].learner
-        with matrix_products(next(iter(learner.weights.values())).device, coarse=learner.parameters >= COARSE_FROM):
+        with matrix_products(learner.device, coarse=learner.parameters >= COARSE_FROM):
             return self._run(observations, desk)
 
     def _run(self, observations: Sequence[Observation], desk: Desk) -> list[Reconstruction]:

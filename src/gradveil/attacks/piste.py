@@ -28,6 +28,7 @@ from gradveil.attacks.engine.priors import total_variation
 from gradveil.errors import UsageError, suggest
 from gradveil.learning.embedding import EmbeddingLearner
 from gradveil.records import Knowledge, Observation, Reconstruction
+from gradveil.study.checks import check_whole
 from gradveil.tensors import Named
 
 __all__ = ["Decoder", "PisteLike"]
@@ -131,8 +132,7 @@ class PisteLike:
         if self.stance not in STANCES:
             raise UsageError(f"piste_like has no stance {self.stance!r}{suggest(self.stance, STANCES)}")
         for name in ("steps", "restarts", "latent", "width"):
-            if getattr(self, name) < 1:
-                raise UsageError(f"{name} is {getattr(self, name)}; it must be at least 1")
+            check_whole("piste_like", name, getattr(self, name), 1)
 
     def applies(self, observation: Observation) -> str | None:
         """Return why not, unless an embedding was seen."""

@@ -190,7 +190,7 @@ def _compare(observation: Observation, inputs: Tensor, labels: Tensor, variables
     """Return residuals and observed tensors of all candidates (leading axis), and how many entries each candidate compares."""
     adversary = observation.adversary
     learners = tuple(quicker(learner.to(torch.float64), observation.input_shape) for learner in observation.learners)
-    inputs = inputs.to(next(iter(learners[0].weights.values())).device)
+    inputs = inputs.to(learners[0].device)
     evidence: Named = {}
     for index in range(len(observation.updates)):
         seen = {n: v.double() if v.is_floating_point() else v for n, v in adversary.evidence(observation, index).items()}

@@ -24,6 +24,7 @@ from gradveil.audit.threat import threat_of
 from gradveil.errors import BadUpdate, UsageError
 from gradveil.provenance import provenance
 from gradveil.records import ModelSpec, Observation, Payload, Reconstruction, Update
+from gradveil.storage.files import write_whole
 from gradveil.storage.run_folder import Store, npz_bytes
 from gradveil.study.cell import Cell
 from gradveil.wire import read_payload
@@ -98,8 +99,8 @@ def audit_captured(update: Path, cell: Cell, out: Path, *, command: str = "") ->
             came_from = provenance(own.seed, own.device)
             head = {"format": "gradveil-captured-1", "update": update.name, "command": command, "provenance": came_from}
             record = head | record
-            _write_whole(out / "captured.npz", npz_bytes({"reconstruction": rebuilt.cpu().numpy().astype(np.float32)}))
-            _write_whole(out / "captured.json", (json.dumps(record, indent=1, allow_nan=False) + "\n").encode())
+            write_whole(out / "captured.npz", npz_bytes({"reconstruction": rebuilt.cpu().numpy().astype(np.float32)}))
+            write_whole(out / "captured.json", (json.dumps(record, indent=1, allow_nan=False) + "\n").encode())
     finally:
         torch.set_num_threads(before)
     return CapturedResult(out, record)
@@ -179,19 +180,13 @@ def _number(value: float | None) -> str:
     return "an unknown part" if value is None else f"{value:.2g}"
 
 
-def _write_whole(path: Path, content: bytes) -> None:
-    beside = path.with_name(f".{path.name}.part")
-    beside.write_bytes(content)
-    beside.replace(path)
-
-
 def _observe(subject: Subject, payload: Payload) -> Observation:
     spec = ModelSpec.of(subject.learner.model)
     try:
         decoded = subject.defense.decode(payload, spec)
     except BadUpdate as error:
         raise BadUpdate(f"the captured update does not fit model and defense: {error}") from error
-    device = next(iter(subject.learner.weights.values())).device
+    device = subject.learner.device
     if not any(bool(value.any()) for value in decoded.weights.values()):
         raise BadUpdate("the captured update is zero everywhere, so there is nothing to attack; capture one after training")
     update = Update({n: v.to(device) for n, v in decoded.weights.items()}, decoded.examples, decoded.round)

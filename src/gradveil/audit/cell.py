@@ -22,8 +22,9 @@ from gradveil.audit.scene import Subject, build_subject, load_cell_data
 from gradveil.audit.threat import threat_of
 from gradveil.audit.trust import LARGE_REGRET_DB, Evidence, run_checks
 from gradveil.client.send import send
+from gradveil.client.timing import measure_latency_of
 from gradveil.data import Dataset
-from gradveil.defenses import build_defense, parts_of
+from gradveil.defenses import Defense, build_defense, parts_of
 from gradveil.errors import UsageError
 from gradveil.metrics import median, wilson
 from gradveil.randomness import Seed
@@ -35,8 +36,6 @@ from gradveil.wire import encode_dense, tensor_bytes
 __all__ = ["CellResult", "attack_all", "planned_steps", "run_cell"]
 
 STEP_LIMIT = 1_000_000
-LATENCY_ROUNDS = 30
-LATENCY_SECONDS = 3.0
 
 
 @dataclass(frozen=True)
@@ -279,20 +278,13 @@ def _bytes(subject: Subject) -> dict[str, int]:
 
 
 def _latency(subject: Subject) -> dict[str, float]:
-    """Time one client's update with and without the defense: best of many, interleaved, so that load harms both alike."""
-    batch = subject.targets[0].batch
-    size = subject.cell.batch_size
-    small = type(batch)(batch.inputs[:size].to(subject.cell.device), batch.targets[:size].to(subject.cell.device))
+    """Time one client's update with and without the defense."""
+    batch, size, device = subject.targets[0].batch, subject.cell.batch_size, subject.cell.device
+    small = type(batch)(batch.inputs[:size].to(device), batch.targets[:size].to(device))
     plain = build_defense("none")
-    times: dict[str, list[float]] = {"defense_ms": [], "undefended_ms": []}
-    begin = time.perf_counter()
-    for _ in range(LATENCY_ROUNDS):
-        if time.perf_counter() - begin > LATENCY_SECONDS and times["defense_ms"]:
-            break
-        for name, defense in (("defense_ms", subject.defense), ("undefended_ms", plain)):
-            begun = time.perf_counter()
-            send(subject.learner, small, defense, Seed(0), public=subject.public)
-            times[name].append(1000 * (time.perf_counter() - begun))
-    best = {name: round(min(values), 3) for name, values in times.items()}
-    # Without a defense the two are one measurement, and noise must not make them differ.
-    return best if subject.defense != plain else {name: min(best.values()) for name in best}
+
+    def work(defense: Defense) -> Callable[[], object]:
+        return lambda: send(subject.learner, small, defense, Seed(0), public=subject.public)
+
+    found = measure_latency_of(work(subject.defense), None if subject.defense == plain else work(plain), device)
+    return {"defense_ms": round(found.defended_ms, 3), "undefended_ms": round(found.undefended_ms, 3)}

@@ -23,7 +23,7 @@ from gradveil.records import Reconstruction
 
 __all__ = ["Scored", "best_by_truth", "null_rows", "per_recipe", "score", "select"]
 
-NAMES = ("mse", "psnr", "ssim", "lpips", "noise_fraction", "rdlv", "rdlv_nvflare")
+NAMES = ("mse", "psnr", "ssim", "lpips", "noise_fraction", "rdlv_nvflare")
 PRIOR_STEPS = 60
 MOST_PRIOR_TRIES = 8
 

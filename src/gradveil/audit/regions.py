@@ -46,10 +46,9 @@ def region_of_cell(subject: Subject, rows: Mapping[str, Scored | None], seed: Se
 
 def _saliency(subject: Subject, truth: Tensor) -> Tensor:
     learner = subject.learner
-    device = next(iter(learner.weights.values())).device
-    targets = torch.cat([target.batch.targets for target in subject.targets]).to(device)
+    targets = torch.cat([target.batch.targets for target in subject.targets]).to(learner.device)
 
-    def forward(inputs: Tensor) -> Any:
-        return learner.forward(learner.weights, inputs, learner.zero_noise(len(inputs)))
+    def forward(inputs: Tensor) -> Tensor:
+        return learner.logits(learner.weights, inputs, learner.zero_noise(len(inputs)))
 
-    return grad_cam_pp(forward, learner.model, truth.to(device), targets).cpu()
+    return grad_cam_pp(forward, learner.model, truth.to(learner.device), targets).cpu()

@@ -244,7 +244,7 @@ def _target(
         # Under secure aggregation the server never sees what one client sent.
         payloads=payloads if cell.clients == 1 else (),
         input_shape=tuple(batch.inputs.shape[1:]),
-        classes=classes if cell.cut else _classes(learners[0], batch),
+        classes=classes if cell.cut else learners[0].classes(batch.inputs[:1]),
         examples=len(batch),
         threat=_threat(cell, learners[0]),
         adversary=defense.adversary(),
@@ -326,11 +326,3 @@ def _rounds(cell: Cell, learner: Learner, defense: Defense, batches: list[Batch]
         moved_on = {n: w - rate * torch.stack([t[n] for t in totals]).mean(0) for n, w in last.weights.items()}
         learners.append(last.replace(weights=moved_on))
     return tuple(learners)
-
-
-def _classes(learner: Learner, batch: Batch) -> int:
-    with torch.no_grad():
-        reference = next(iter(learner.weights.values()))
-        outputs = learner.forward(learner.weights, batch.inputs[:1].to(reference), learner.zero_noise(1))
-    outputs = outputs[0] if isinstance(outputs, tuple) else outputs
-    return int(outputs.shape[1]) if outputs.ndim == 2 else 0

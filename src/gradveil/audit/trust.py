@@ -8,6 +8,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import torch
+from scipy import stats
 from torch import nn
 
 from gradveil.attacks.referee import Referee, Verdict
@@ -213,7 +214,7 @@ def _better_than_null(evidence: Evidence) -> Check:
 
 def _at_least(count: int, n: int, share: float) -> float:
     """Return how likely ``count`` or more of ``n`` are hit where each is hit with the probability ``share``."""
-    return sum(math.comb(n, k) * share**k * (1 - share) ** (n - k) for k in range(count, n + 1))
+    return float(stats.binom.sf(count - 1, n, share))
 
 
 def _enough_records(evidence: Evidence) -> Check:

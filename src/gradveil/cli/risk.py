@@ -198,10 +198,12 @@ def _calibration(found: Sequence[Assessment], dataset: Dataset, weights: str, se
 
 
 def _write(out: Path, files: dict[str, dict[str, Any]]) -> None:
+    from gradveil.storage.files import write_whole
+
     try:
         out.mkdir(parents=True, exist_ok=True)
         for name, content in files.items():
-            (out / name).write_text(json.dumps(content, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+            write_whole(out / name, (json.dumps(content, indent=2, ensure_ascii=False) + "\n").encode())
     except OSError as error:
         raise UsageError(f"cannot write to {str(out)!r} ({error.strerror}); choose another --out") from error
 

@@ -19,6 +19,7 @@ from gradveil.data.base import Dataset
 from gradveil.errors import UsageError
 from gradveil.randomness import Seed
 from gradveil.registry import Card, Registry
+from gradveil.study.checks import is_number, is_whole
 
 __all__ = ["IID", "PARTITIONS", "ByOwner", "ClassBalance", "Dirichlet", "Partition", "Sizes"]
 
@@ -96,9 +97,9 @@ class Dirichlet(Partition):
 
     def __post_init__(self) -> None:
         """Check the settings."""
-        if not (math.isfinite(self.alpha) and self.alpha > 0):
+        if not (is_number(self.alpha) and self.alpha > 0):
             raise UsageError(f"dirichlet: alpha is {self.alpha}; give a positive number")
-        if self.min_size < 1:
+        if not (is_whole(self.min_size) and self.min_size >= 1):
             raise UsageError(f"dirichlet: min_size is {self.min_size}; a client needs at least 1 record")
 
     def deal(self, dataset: Dataset, clients: int, random: np.random.Generator) -> list[NDArray[np.int64]]:
@@ -144,7 +145,7 @@ class Sizes(Partition):
         """Check the settings."""
         asked: Any = self.sizes  # spelled by people, so of any type
         given = asked if isinstance(asked, (tuple, list)) else (asked,)
-        if not given or any(isinstance(size, bool) or not isinstance(size, int) or size < 1 for size in given):
+        if not given or not all(is_whole(size) and size >= 1 for size in given):
             raise UsageError(f"sizes: sizes is {self.sizes!r}; give whole numbers above 0, as in sizes(sizes=[8, 32, 128])")
         object.__setattr__(self, "sizes", tuple(given))
 
@@ -230,7 +231,7 @@ class ClassBalance(Partition):
 
     def __post_init__(self) -> None:
         """Check the setting."""
-        if not 0 <= self.rho <= 1:
+        if not (is_number(self.rho) and 0 <= self.rho <= 1):
             raise UsageError(f"class_balance: rho is {self.rho}; give a ratio from 0 (one class) to 1 (balanced)")
 
     def deal(self, dataset: Dataset, clients: int, random: np.random.Generator) -> list[list[int]]:

@@ -107,7 +107,7 @@ class ClientView:
     @property
     def device(self) -> torch.device:
         """Where the model lives."""
-        return next(iter(self.learner.weights.values())).device
+        return self.learner.device
 
     def replace(self, **changes: Any) -> ClientView:
         """Return a copy with some fields changed."""

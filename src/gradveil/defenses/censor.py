@@ -13,8 +13,8 @@ from torch.func import vmap
 
 from gradveil.adversary import OBSERVED, OpenAdversary, prefixed, with_prefix
 from gradveil.defenses.base import DEFENSES, ClientView, Defense, DefenseCard, State
-from gradveil.defenses.parts.checks import check_choice, check_number
 from gradveil.records import Batch, Comparison, Observation, Update
+from gradveil.study.checks import check_choice, check_number
 from gradveil.tensors import Named, check_finite, flatten, unflatten
 
 __all__ = ["Censor", "CensorAdversary", "Selection", "fallback_rate", "orthogonal_directions", "select_candidate"]
@@ -324,9 +324,8 @@ class _Draw:
             return plain
         if batch.targets.is_floating_point() or gradient.keys() != learner.weights.keys():
             return plain
-        outputs = learner.forward(learner.weights, batch.inputs)
-        outputs = outputs[0] if isinstance(outputs, tuple) else outputs
-        return cls(gradient, view, generator, int(outputs.shape[1]), view.public.to(batch.inputs))
+        classes = int(learner.logits(learner.weights, batch.inputs).shape[1])
+        return cls(gradient, view, generator, classes, view.public.to(batch.inputs))
 
     def some(self, count: int) -> Named:
         normal = {n: self._normal((count, *v.shape)) for n, v in self.gradient.items()}

@@ -11,10 +11,10 @@ from torch import Tensor
 
 from gradveil.adversary import OpenAdversary
 from gradveil.defenses.base import DEFENSES, ClientView, Defense, DefenseCard, State
-from gradveil.defenses.parts.checks import check_choice, check_number
 from gradveil.errors import UsageError
 from gradveil.learning.learner import Learner
 from gradveil.records import Update
+from gradveil.study.checks import check_choice, check_number
 from gradveil.tensors import Named, check_finite
 
 __all__ = ["SCOPES", "ClippedUpdateAdversary", "Clipping", "Scope", "clip"]

@@ -11,9 +11,9 @@ import torch
 from gradveil.adversary import OpenAdversary
 from gradveil.defenses.base import DEFENSES, ClientView, Defense, DefenseCard, State
 from gradveil.defenses.laplace_noise import draw_laplace
-from gradveil.defenses.parts.checks import check_choice, check_number
 from gradveil.defenses.parts.denoising import denoise_images
 from gradveil.records import Batch, Observation, Reconstruction
+from gradveil.study.checks import check_choice, check_number
 from gradveil.tensors import check_finite
 
 __all__ = ["DataNoise", "NoisyDataAdversary"]

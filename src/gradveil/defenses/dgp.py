@@ -10,11 +10,11 @@ from torch import Tensor
 
 from gradveil.adversary import MASK, OBSERVED, OpenAdversary, prefixed
 from gradveil.defenses.base import DEFENSES, ClientView, DefenseCard, State
-from gradveil.defenses.parts.checks import check_number
 from gradveil.defenses.parts.sparse_update import SparseUpdateDefense, ZeroedEntriesAdversary
 from gradveil.errors import UsageError
 from gradveil.learning.learner import GradientHook, Learner
 from gradveil.records import Observation, Update
+from gradveil.study.checks import check_number
 from gradveil.tensors import Named, check_finite
 
 __all__ = ["DGP", "DGPAdversary", "middle_mask"]

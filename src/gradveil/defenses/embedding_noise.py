@@ -9,9 +9,10 @@ from torch import Tensor
 
 from gradveil.adversary import OBSERVED, OpenAdversary
 from gradveil.defenses.base import DEFENSES, ClientView, Defense, DefenseCard, State
-from gradveil.defenses.parts.checks import check_flag, check_number, noise_std
+from gradveil.defenses.parts.strength import noise_std
 from gradveil.learning.embedding import EMBEDDING, EMBEDDING_GRADIENT
 from gradveil.records import Comparison, Observation
+from gradveil.study.checks import check_flag, check_number
 from gradveil.tensors import Named, check_finite
 
 __all__ = ["EmbeddingAdversary", "EmbeddingNoise", "NoisyEmbeddingAdversary"]

@@ -10,10 +10,10 @@ from torch import Tensor
 from gradveil.adversary import MASK, OBSERVED, OpenAdversary
 from gradveil.defenses.base import DEFENSES, ClientView, Defense, DefenseCard, State
 from gradveil.defenses.embedding_noise import EmbeddingAdversary
-from gradveil.defenses.parts.checks import check_number
 from gradveil.defenses.pruning import prune
 from gradveil.learning.embedding import EMBEDDING, EMBEDDING_GRADIENT
 from gradveil.records import Comparison, Observation
+from gradveil.study.checks import check_number
 from gradveil.tensors import Named, check_finite
 
 __all__ = ["EmbeddingPruning", "PrunedEmbeddingAdversary"]

@@ -9,10 +9,9 @@ from torch import Tensor
 
 from gradveil.adversary import OpenAdversary
 from gradveil.defenses.base import DEFENSES, ClientView, DefenseCard, State
-from gradveil.defenses.parts.checks import check_number
 from gradveil.defenses.parts.sparse_update import SparseUpdateDefense, ZeroedEntriesAdversary
-from gradveil.errors import UsageError
 from gradveil.records import Update
+from gradveil.study.checks import check_flag, check_number
 from gradveil.tensors import check_finite, map_tensors
 
 __all__ = ["EntryDropout"]
@@ -53,8 +52,7 @@ class EntryDropout(SparseUpdateDefense):
     def __post_init__(self) -> None:
         """Refuse anything but a share below one."""
         check_number("entry_dropout", "rate", self.rate, below=1.0)
-        if not isinstance(self.rescale, bool):
-            raise UsageError(f"entry_dropout: rescale is {self.rescale!r}; it must be True or False")
+        check_flag("entry_dropout", "rescale", self.rescale)
 
     @property
     def factor(self) -> float:

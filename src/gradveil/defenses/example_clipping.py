@@ -11,8 +11,8 @@ from torch.func import vmap
 from gradveil.adversary import OpenAdversary
 from gradveil.defenses.base import DEFENSES, ClientView, Defense, DefenseCard, State
 from gradveil.defenses.clipping import SCOPES, Scope, clip
-from gradveil.defenses.parts.checks import check_choice, check_number
 from gradveil.learning.learner import GradientHook, Learner
+from gradveil.study.checks import check_choice, check_number
 from gradveil.tensors import Named
 
 __all__ = ["ClippedExamplesAdversary", "ExampleClipping", "clip_each"]

@@ -10,8 +10,8 @@ from torch import Tensor
 
 from gradveil.adversary import OpenAdversary
 from gradveil.defenses.base import DEFENSES, ClientView, Defense, DefenseCard, State
-from gradveil.defenses.parts.checks import check_number
 from gradveil.records import Observation, Update
+from gradveil.study.checks import check_number
 from gradveil.tensors import check_finite
 
 __all__ = ["GaussianNoise", "NoisyUpdateAdversary"]

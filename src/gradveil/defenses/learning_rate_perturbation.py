@@ -8,9 +8,9 @@ import torch
 
 from gradveil.adversary import OpenAdversary
 from gradveil.defenses.base import DEFENSES, ClientView, Defense, DefenseCard, State
-from gradveil.defenses.parts.checks import check_number
 from gradveil.learning.learner import Learner
 from gradveil.records import Observation, Update
+from gradveil.study.checks import check_number
 from gradveil.study.local_training import TrainingSettings
 from gradveil.tensors import Named, check_finite, scale
 

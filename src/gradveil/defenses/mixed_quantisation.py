@@ -11,10 +11,10 @@ from torch import Tensor
 
 from gradveil.adversary import OBSERVED, OpenAdversary, with_prefix
 from gradveil.defenses.base import DEFENSES, ClientView, Defense, DefenseCard, State
-from gradveil.defenses.parts.checks import check_choice, check_whole
 from gradveil.defenses.quantisation import LEAST_BITS, MOST_BITS, RoundedAdversary, quantise
 from gradveil.errors import UsageError
 from gradveil.records import Comparison, ModelSpec, Observation, Payload, Role, Update
+from gradveil.study.checks import check_choice, check_whole
 from gradveil.tensors import Named, check_finite
 from gradveil.wire.quantised import QUANTISED, Grid, decode_quantised, encode_quantised
 

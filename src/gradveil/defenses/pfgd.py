@@ -11,9 +11,9 @@ from torch import Tensor
 
 from gradveil.adversary import OpenAdversary
 from gradveil.defenses.base import DEFENSES, ClientView, Defense, DefenseCard, State
-from gradveil.defenses.parts.checks import check_number
 from gradveil.learning.learner import Learner
 from gradveil.records import Observation, Update
+from gradveil.study.checks import check_number
 from gradveil.tensors import Named, check_finite, map_tensors
 
 __all__ = ["PFGD", "HighPassAdversary", "dct4", "high_pass", "removed"]

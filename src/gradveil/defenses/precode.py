@@ -15,11 +15,11 @@ from torch import Tensor, nn
 
 from gradveil.adversary import OpenAdversary
 from gradveil.defenses.base import DEFENSES, AdaptedModel, Defense, DefenseCard
-from gradveil.defenses.parts.checks import check_number, check_whole
 from gradveil.errors import UsageError
 from gradveil.learning.learner import Learner
 from gradveil.learning.losses import Loss
 from gradveil.records import Observation
+from gradveil.study.checks import check_number, check_whole
 from gradveil.tensors import Named
 
 __all__ = ["PRECODE", "BottleneckAdversary", "BottleneckModel", "VariationalBottleneck"]

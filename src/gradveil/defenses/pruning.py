@@ -10,9 +10,9 @@ from torch import Tensor
 
 from gradveil.adversary import OpenAdversary
 from gradveil.defenses.base import DEFENSES, ClientView, DefenseCard, State
-from gradveil.defenses.parts.checks import check_number
 from gradveil.defenses.parts.sparse_update import SparseUpdateDefense, ZeroedEntriesAdversary
 from gradveil.records import Update
+from gradveil.study.checks import check_number
 from gradveil.tensors import check_finite, map_tensors
 
 __all__ = ["Pruning", "prune"]

@@ -12,10 +12,10 @@ from torch.func import vjp, vmap
 
 from gradveil.adversary import MASK, OBSERVED, OpenAdversary, prefixed, with_prefix
 from gradveil.defenses.base import DEFENSES, ClientView, Defense, DefenseCard, State
-from gradveil.defenses.parts.checks import check_number
 from gradveil.errors import UsageError
 from gradveil.learning.learner import Learner
 from gradveil.records import Comparison, Observation
+from gradveil.study.checks import check_number
 from gradveil.tensors import Named, check_finite
 
 __all__ = ["Soteria", "SoteriaAdversary", "column_mask", "feature_sensitivities", "last_linear_layer"]

@@ -9,10 +9,10 @@ import torch
 
 from gradveil.adversary import OpenAdversary
 from gradveil.defenses.base import DEFENSES, ClientView, DefenseCard, State
-from gradveil.defenses.parts.checks import check_number
 from gradveil.defenses.parts.sparse_update import SparseUpdateDefense, ZeroedEntriesAdversary
 from gradveil.errors import UsageError
 from gradveil.records import Update
+from gradveil.study.checks import check_number
 from gradveil.tensors import Named, check_finite, flatten, map_tensors
 
 __all__ = ["TopK", "keep_largest"]

@@ -33,6 +33,7 @@ from gradveil.federation.scaffold import Scaffold
 from gradveil.federation.server import Server, receive
 from gradveil.federation.setup import Federation, Scores, build_federation
 from gradveil.storage.training_folder import Checkpoint, TrainingFolder
+from gradveil.study.checks import check_whole
 from gradveil.study.federation import FederationSettings
 from gradveil.study.training_result import Latency, RoundRecord, TrainingResult, summary_of
 from gradveil.tensors import Named
@@ -73,8 +74,7 @@ def train(
     Raises:
         UsageError: Something cannot be carried out as asked, or ``out`` holds a run with other settings.
     """
-    if checkpoint_every < 1:
-        raise UsageError(f"checkpoint_every is {checkpoint_every}; it must be at least 1")
+    check_whole("", "checkpoint_every", checkpoint_every, 1)
     federation = build_federation(settings, dataset, test)
     with contextlib.ExitStack() as stack:
         run = _Run.start(federation)

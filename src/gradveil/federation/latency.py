@@ -2,64 +2,43 @@
 
 from __future__ import annotations
 
-import time
-
-import torch
+from collections.abc import Callable
 
 from gradveil.client.local_training import LocalTraining
+from gradveil.client.timing import SECONDS, measure_latency_of
 from gradveil.client.update import run_client
-from gradveil.defenses import Defense
 from gradveil.federation.setup import Federation, build_federation
 from gradveil.study.training_result import Latency
 from gradveil.tensors import Named
 
 __all__ = ["measure_latency"]
 
-MOST_PAIRS = 30
 
-
-def measure_latency(federation: Federation, *, seconds: float = 3.0) -> Latency:
+def measure_latency(federation: Federation, *, seconds: float = SECONDS) -> Latency:
     """Time one client of middle size at the first weights, with the defense and without, in turns.
 
-    Each side's best time counts, so that a busy moment of the machine harms neither. What a defense prepares once in a client's
-    life is not counted; what it does every round is.
+    What a defense prepares once in a client's life is not counted, and neither is the first round of each side, which warms up;
+    what the defense does every round is.
 
     Args:
         federation: What is trained.
-        seconds: Stop after about this long; at least one pair is timed after a round of each to warm up.
+        seconds: Stop after about this long; at least one pair is timed.
     """
     plain = build_federation(federation.settings.replace(defense="none"), federation.train, federation.test)
-    if federation.defense == plain.defense:
-        # Without a defense the two are one measurement, and noise must not make them differ.
-        best = min(_time(plain, {})[0] for _ in range(3))
-        return Latency(best, best)
-    kept = [_time(side, None)[1] for side in (federation, plain)]
-    times: list[list[float]] = [[], []]
-    begun = time.perf_counter()
-    for _ in range(MOST_PAIRS):
-        for number, side in enumerate((federation, plain)):
-            times[number].append(_time(side, kept[number])[0])
-        if time.perf_counter() - begun > seconds:
-            break
-    return Latency(min(times[0]), min(times[1]))
+    other = None if federation.defense == plain.defense else _round(plain)
+    return measure_latency_of(_round(federation), other, federation.inputs.device, seconds=seconds)
 
 
-def _time(federation: Federation, state: Named | None) -> tuple[float, Named]:
-    """Return the milliseconds of one client's round, and what its defense keeps."""
+def _round(federation: Federation) -> Callable[[], Named]:
+    """Return one client's round, after a first one that prepares the defense; what a round keeps is not handed on."""
     by_size = sorted(range(len(federation.parts)), key=lambda client: len(federation.parts[client]))
-    client = by_size[len(by_size) // 2]
-    batch = federation.batch(client, 0)
+    batch = federation.batch(by_size[len(by_size) // 2], 0)
     learner = federation.local_learner(federation.learner.weights, len(batch))
     local = LocalTraining(buffers={name: federation.evaluator.buffers[name] for name in federation.tracked})
-    defense: Defense = federation.defense
-    _wait(federation)
-    begun = time.perf_counter()
     seed = federation.seed.child("latency")
-    result = run_client(learner, batch, defense, seed, state=state, public=federation.public, local=local)
-    _wait(federation)
-    return 1000 * (time.perf_counter() - begun), result.state
 
+    def work(state: Named | None) -> Named:
+        return run_client(learner, batch, federation.defense, seed, state=state, public=federation.public, local=local).state
 
-def _wait(federation: Federation) -> None:
-    if federation.inputs.is_cuda:
-        torch.cuda.synchronize(federation.inputs.device)
+    kept = work(None)
+    return lambda: work(kept)

@@ -21,6 +21,7 @@ from gradveil.defenses.base import Defense
 from gradveil.errors import BadUpdate
 from gradveil.federation.aggregation import LayerWeights, aggregate, subtract
 from gradveil.federation.scaffold import zeros_like
+from gradveil.learning.adam import AdamRule, adam_step
 from gradveil.records import ModelSpec, Payload, Role, Update
 from gradveil.study.federation import FederationSettings
 from gradveil.tensors import Named, check_finite
@@ -30,8 +31,8 @@ __all__ = ["Reception", "Server", "Step", "receive"]
 FURTHEST = 2**31
 """A counter that moves further than this in one round is a lie, or would soon overflow."""
 
-BETA_1, BETA_2, TAU = 0.9, 0.99, 1e-3
-"""Of FedAdam, as in Reddi et al., Adaptive Federated Optimization, 2021, https://arxiv.org/abs/2003.00295: no bias correction."""
+FED_ADAM = AdamRule(keep=(0.9, 0.99), take=(1 - 0.9, 1 - 0.99), corrected=False, outside=1e-3)
+"""FedAdam, as in Reddi et al., Adaptive Federated Optimization, 2021, https://arxiv.org/abs/2003.00295: no bias correction."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -207,10 +208,9 @@ class Server:
         rate = self.learning_rate
         if self.optimizer == "adam":
             mean, square = (self.memory.get(name) or zeros_like(direction) for name in ("mean", "square"))
-            mean = {n: BETA_1 * mean[n] + (1 - BETA_1) * d for n, d in direction.items()}
-            square = {n: BETA_2 * square[n] + (1 - BETA_2) * d.square() for n, d in direction.items()}
-            weights = {n: w - rate * mean[n] / (square[n].sqrt() + TAU) for n, w in self.weights.items()}
-            return weights, {"mean": mean, "square": square}
+            taken = {n: adam_step(d, mean[n], square[n], 0, rate=rate, rule=FED_ADAM) for n, d in direction.items()}
+            kept = {"mean": {n: each.mean for n, each in taken.items()}, "square": {n: each.square for n, each in taken.items()}}
+            return {n: w - taken[n].move for n, w in self.weights.items()}, kept
         if self.momentum:
             before = self.memory.get("momentum") or zeros_like(direction)
             direction = {n: self.momentum * before[n] + d for n, d in direction.items()}

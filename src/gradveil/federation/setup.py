@@ -150,8 +150,7 @@ class Federation:
         for start in range(0, len(self.test), size):
             inputs, targets = (each[start : start + size].to(device) for each in (self.test.inputs, self.test.targets))
             noise = {name: inputs.new_zeros((len(inputs), *shape)) for name, shape in self.noise_shapes.items()}
-            outputs = evaluator.forward(weights, inputs, noise)
-            logits = outputs[0] if isinstance(outputs, tuple) else outputs
+            logits = evaluator.logits(weights, inputs, noise)
             if self.train.dense:
                 right += dice(logits > 0, targets).sum()
             else:

@@ -192,7 +192,7 @@ class VerticalFederation:
         """
         if steps < 0 or minibatch < 1:
             raise UsageError(f"{steps} steps of {minibatch} records cannot be taken; give whole numbers above 0")
-        device = next(iter(self.top.weights.values())).device
+        device = self.top.device
         while state.step < steps:
             generator = self.seed.generator("vertical batches", round=state.step)
             chosen = torch.randint(len(data), (min(minibatch, len(data)),), generator=generator)
@@ -214,12 +214,12 @@ class VerticalFederation:
         parts = self.division.split(inputs)
         sent = [self._send(state, party, part, targets, "prediction", occasion).embedding for party, part in enumerate(parts)]
         with torch.no_grad():
-            logits: Tensor = self.top.forward(state.top, join_embeddings(sent, self.division))
+            logits = self.top.logits(state.top, join_embeddings(sent, self.division))
         return logits
 
     def accuracy(self, state: VerticalState, data: Dataset, *, at_once: int = 256) -> float:
         """Return the share of records classified correctly, with the defense on."""
-        device = next(iter(self.top.weights.values())).device
+        device = self.top.device
         hits = 0
         for start in range(0, len(data), at_once):
             part = slice(start, start + at_once)

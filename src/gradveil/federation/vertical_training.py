@@ -23,6 +23,7 @@ import torch.nn.functional as F
 
 from gradveil import tensors
 from gradveil.client.guarantees import Guarantee
+from gradveil.client.timing import SECONDS, measure_latency_of
 from gradveil.data import DIVISIONS, Dataset, public_images
 from gradveil.data.divisions import Division
 from gradveil.defenses import build_defense
@@ -44,7 +45,6 @@ __all__ = ["VerticalTraining", "build_vertical", "measure_party", "train_vertica
 
 NO_PROOF = "what parties of vertical learning send has no accounted noise here"
 EVALUATED_AT_ONCE = 256
-MOST_PAIRS = 30
 
 
 @dataclass(frozen=True, eq=False)
@@ -88,7 +88,7 @@ class VerticalTraining:
             random = Seed(self.settings.seed).child("order", "pass", number).numpy("records", round=index)
             order = torch.from_numpy(random.permutation(len(self.train)))
             for rows in order.split(self._minibatch):
-                device = next(iter(state.top.values())).device
+                device = self.federation.top.device
                 inputs, targets = self.train.inputs[rows].to(device), self.train.targets[rows].to(device)
                 state, fine = self._step(state, inputs, targets)
                 refused += not fine
@@ -106,7 +106,7 @@ class VerticalTraining:
 
     def scores(self, state: VerticalState) -> tuple[float, float | None]:
         """Return accuracy and mean loss over the test records, with the defense on; no loss where it is endless."""
-        device, hits, loss = next(iter(state.top.values())).device, 0, 0.0
+        device, hits, loss = self.federation.top.device, 0, 0.0
         for start in range(0, len(self.test), EVALUATED_AT_ONCE):
             part = slice(start, start + EVALUATED_AT_ONCE)
             inputs, targets = self.test.inputs[part].to(device), self.test.targets[part].to(device)
@@ -263,7 +263,7 @@ def _checkpoint(state: VerticalState, rounds: int) -> Checkpoint:
 
 
 def _restored(checkpoint: Checkpoint, fresh: VerticalState, training: VerticalTraining) -> VerticalState:
-    device = next(iter(fresh.top.values())).device
+    device = training.federation.top.device
 
     def part(prefix: str) -> Named:
         return tensors.to({n.removeprefix(prefix): v for n, v in checkpoint.server.items() if n.startswith(prefix)}, device)
@@ -278,38 +278,20 @@ def _restored(checkpoint: Checkpoint, fresh: VerticalState, training: VerticalTr
     return VerticalState(tuple(own[:-1]), own[-1], memories, kept, step=int(checkpoint.server["step"]))
 
 
-def measure_party(training: VerticalTraining, *, seconds: float = 3.0) -> Latency:
+def measure_party(training: VerticalTraining, *, seconds: float = SECONDS) -> Latency:
     """Time the first party's step at the first weights, with the defense and without, in turns: embed, protect, send, step back.
 
-    Each side's best time counts, as in `gradveil.federation.latency`.
+    What a defense prepares once is not counted; what it makes anew in every step is.
     """
     federation = training.federation
     plain = federation.replace(defense=NoDefense())
-    device = next(iter(federation.top.weights.values())).device
     rows = slice(0, min(training.settings.minibatch or len(training.train), len(training.train)))
+    device = federation.top.device
     inputs, targets = training.train.inputs[rows].to(device), training.train.targets[rows].to(device)
-    if federation.defense == plain.defense:
-        # Without a defense the two are one measurement, and noise must not make them differ.
-        best = min(_party_time(plain, plain.start(), inputs, targets)[0] for _ in range(3))
-        return Latency(best, best)
-    sides = (federation, plain)
-    # What a defense prepares once is not counted; what it makes anew in every step is.
-    warm = [_party_time(side, side.start(), inputs, targets)[1] for side in sides]
-    times: list[list[float]] = [[], []]
-    begun = time.perf_counter()
-    for _ in range(MOST_PAIRS):
-        for number, side in enumerate(sides):
-            times[number].append(_party_time(side, warm[number], inputs, targets)[0])
-        if time.perf_counter() - begun > seconds:
-            break
-    return Latency(min(times[0]), min(times[1]))
 
+    def step(side: VerticalFederation) -> Callable[[], VerticalState]:
+        warm = side.party_work(side.start(), 0, inputs, targets)
+        return lambda: side.party_work(warm, 0, inputs, targets)
 
-def _party_time(
-    federation: VerticalFederation, state: VerticalState, inputs: torch.Tensor, targets: torch.Tensor
-) -> tuple[float, VerticalState]:
-    begun = time.perf_counter()
-    after = federation.party_work(state, 0, inputs, targets)
-    if inputs.is_cuda:
-        torch.cuda.synchronize(inputs.device)
-    return 1000 * (time.perf_counter() - begun), after
+    other = None if federation.defense == plain.defense else step(plain)
+    return measure_latency_of(step(federation), other, device, seconds=seconds)

@@ -6,7 +6,6 @@ thing only: what would be sent for these inputs. So a bottom model that answers 
 
 from __future__ import annotations
 
-import copy
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,7 +13,6 @@ import torch
 from torch import Tensor, nn
 from torch.func import grad
 
-from gradveil import tensors
 from gradveil.errors import UsageError
 from gradveil.learning.learner import GradientHook, Learner
 from gradveil.learning.losses import Loss
@@ -64,13 +62,7 @@ class EmbeddingLearner(Learner):
 
     def to(self, target: torch.device | torch.dtype) -> EmbeddingLearner:
         """Return the learner on a device or in a precision."""
-        moved = self.replace(
-            model=copy.deepcopy(self.model).to(target),
-            weights=tensors.to(self.weights, target),
-            buffers=tensors.to(self.buffers, target),
-            noise=tensors.to(self.noise, target),
-            top=None if self.top is None else self.top.to(target),
-        )
+        moved = super().to(target).replace(top=None if self.top is None else self.top.to(target))
         assert isinstance(moved, EmbeddingLearner)
         return moved
 

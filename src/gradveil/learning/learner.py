@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
 
 from gradveil import tensors
+from gradveil.learning.adam import AdamRule, adam_step
 from gradveil.learning.losses import Loss
 from gradveil.learning.statistics import batch_statistics, blend, running_statistics
 from gradveil.models.batch_norm import set_batch_norm_mode
@@ -29,6 +30,9 @@ __all__ = ["GradientHook", "Learner", "optimizer_memory", "optimizer_step"]
 
 GradientHook = Callable[[int, Named, Named, Tensor, Tensor], Named]
 """``(step, weights, gradient, inputs, targets) -> gradient``: what a defense does to each step's gradient."""
+
+DIFFERENTIABLE = AdamRule(inside=1e-24)
+"""An attacker who replays a client's Adam differentiates through its root."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -86,6 +90,11 @@ class Learner:
         """Number of trainable entries."""
         return sum(value.numel() for value in self.weights.values())
 
+    @property
+    def device(self) -> torch.device:
+        """Where the weights are."""
+        return next(iter(self.weights.values())).device
+
     def noise_at(self, step: int, rows: list[int] | None = None) -> Named:
         """Return the noise an adapted model gets at one step, for all examples or for some rows of the batch."""
         return {name: value[step] if rows is None else value[step][rows] for name, value in self.noise.items()}
@@ -98,6 +107,19 @@ class Learner:
         """Return the model's outputs at ``weights``; without ``noise``, with that of the first step."""
         handed = self.noise_at(0) if noise is None else noise
         return functional_call(self.model, (weights, self.buffers), (inputs,), handed)
+
+    def logits(self, weights: Named, inputs: Tensor, noise: Named | None = None) -> Tensor:
+        """Return the model's answers alone: an adapted model may return them first, and behind them what its loss needs."""
+        outputs = self.forward(weights, inputs, noise)
+        answers: Tensor = outputs[0] if isinstance(outputs, tuple) else outputs
+        return answers
+
+    @torch.no_grad()
+    def classes(self, inputs: Tensor) -> int:
+        """Return how many classes the model tells apart, seen on some inputs; 0 where it answers with something else."""
+        reference = next(iter(self.weights.values()))
+        logits = self.logits(self.weights, inputs.to(reference), self.zero_noise(len(inputs)))
+        return int(logits.shape[1]) if logits.ndim == 2 else 0
 
     def objective(self, weights: Named, inputs: Tensor, targets: Tensor, noise: Named | None = None) -> Tensor:
         """Return the training loss at ``weights``."""
@@ -198,9 +220,7 @@ def optimizer_step(
             velocity = {n: settings.momentum * memory["momentum"][n] + g for n, g in gradient.items()}
             return {n: w - rate * velocity[n] for n, w in weights.items()}, {"momentum": velocity}
         return {n: w - rate * gradient[n] for n, w in weights.items()}, memory
-    mean = {n: 0.9 * memory["mean"][n] + 0.1 * g for n, g in gradient.items()}
-    square = {n: 0.999 * memory["square"][n] + 0.001 * g.square() for n, g in gradient.items()}
-    first, second = 1 - 0.9 ** (step + 1), 1 - 0.999 ** (step + 1)
-    # The tiny term inside the root keeps its derivative finite where a gradient is exactly zero (dead units).
-    moved = {n: w - rate * (mean[n] / first) / ((square[n] / second + 1e-24).sqrt() + 1e-8) for n, w in weights.items()}
-    return moved, {"mean": mean, "square": square}
+    mean, square = memory["mean"], memory["square"]
+    taken = {n: adam_step(g, mean[n], square[n], step, rate=rate, rule=DIFFERENTIABLE) for n, g in gradient.items()}
+    kept = {"mean": {n: each.mean for n, each in taken.items()}, "square": {n: each.square for n, each in taken.items()}}
+    return {n: w - taken[n].move for n, w in weights.items()}, kept

@@ -24,11 +24,12 @@ from pathlib import Path
 import numpy as np
 import torch
 from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file, save
 from torch import Tensor
 
 from gradveil.errors import suggest
 from gradveil.metrics.base import Unavailable
+from gradveil.storage.files import write_whole
 
 __all__ = ["NETS", "Net", "Weights", "fingerprint", "load_weights", "save_weights"]
 
@@ -102,7 +103,7 @@ def save_weights(net: str, folder: str | Path) -> Path:
     path = Path(folder) / f"lpips_{net}.safetensors"
     weights = load_weights(net)
     path.parent.mkdir(parents=True, exist_ok=True)
-    save_file(weights, path)
+    write_whole(path, save(weights))
     return path
 
 

@@ -8,11 +8,11 @@ narrow for batches.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from statistics import NormalDist
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+from scipy import stats
 from torch import Tensor
 
 from gradveil.errors import UsageError
@@ -49,12 +49,8 @@ def wilson(count: int, n: int, confidence: float = 0.95) -> tuple[float, float]:
     """
     if not (n >= 1 and 0 <= count <= n and 0.0 < confidence < 1.0):
         raise UsageError(f"no share to estimate from {count} of {n} at confidence {confidence}")
-    z = NormalDist().inv_cdf(0.5 + confidence / 2.0)
-    share = count / n
-    centre = (share + z * z / (2 * n)) / (1 + z * z / n)
-    half = z / (1 + z * z / n) * (share * (1 - share) / n + z * z / (4 * n * n)) ** 0.5
-    # The limits are exactly 0 and 1 at the ends; rounding would leave 1e-17.
-    return (0.0 if count == 0 else max(0.0, centre - half), 1.0 if count == n else min(1.0, centre + half))
+    found = stats.binomtest(count, n).proportion_ci(confidence, method="wilson")
+    return float(found.low), float(found.high)
 
 
 def median(values: Values) -> float:

@@ -34,7 +34,7 @@ FLAT = 1e-5
 
 
 def grad_cam_pp(
-    forward: Callable[[Tensor], Any], model: nn.Module, inputs: Tensor, targets: Tensor, *, layer: str = "auto"
+    forward: Callable[[Tensor], Tensor], model: nn.Module, inputs: Tensor, targets: Tensor, *, layer: str = "auto"
 ) -> Tensor:
     """Return maps (B, H, W) in [0, 1]; all zeros for an image whose map is constant, and for models without feature maps.
 
@@ -43,7 +43,7 @@ def grad_cam_pp(
     see each other.
 
     Args:
-        forward: Calls ``model`` on inputs, with whatever weights; for example a learner's ``functional_call``.
+        forward: Asks ``model`` for its answers to inputs, with whatever weights; for example a learner's ``logits``.
         model: Whose submodules are looked at.
         inputs: (B, C, H, W).
         targets: The true answers; see `answer_scores`.
@@ -55,7 +55,6 @@ def grad_cam_pp(
         raise UsageError(f"the model has no layer {layer!r}{suggest(layer, list(names))}")
     with torch.enable_grad(), _watched(model) as seen:
         outputs = forward(inputs.detach().requires_grad_())
-        outputs = outputs[0] if isinstance(outputs, tuple) else outputs
         features = _chosen(seen, outputs, layer)
         if features is None:
             return inputs.new_zeros((inputs.shape[0], *inputs.shape[2:]))

@@ -25,6 +25,7 @@ from scipy.optimize import brentq, minimize_scalar
 from scipy.special import log_ndtr, logsumexp
 
 from gradveil.errors import UsageError
+from gradveil.study.checks import check_choice, check_number, check_share, check_whole
 
 __all__ = ["Method", "epsilon", "gaussian_delta", "gaussian_epsilon", "noise_for", "sampled_gaussian_rdp"]
 
@@ -141,8 +142,7 @@ def noise_for(
     target_epsilon: float, *, steps: int = 1, sampling_rate: float = 1.0, delta: float = 1e-5, method: Method = "rdp"
 ) -> float:
     """Return the smallest noise multiplier (to three digits, rounded up) that keeps ε at or below the target."""
-    if not target_epsilon > 0:
-        raise UsageError(f"epsilon is {target_epsilon!r}; it must be above 0")
+    check_number("", "epsilon", target_epsilon, open_below=True)
 
     def spent(sigma: float) -> float:
         return epsilon(noise_multiplier=sigma, steps=steps, sampling_rate=sampling_rate, delta=delta, method=method)
@@ -157,13 +157,8 @@ def noise_for(
 
 
 def _check(noise_multiplier: float, steps: int, sampling_rate: float, delta: float, method: str) -> None:
-    if not (math.isfinite(noise_multiplier) and noise_multiplier >= 0):
-        raise UsageError(f"noise_multiplier is {noise_multiplier!r}; it must be a number at least 0")
-    if steps < 0 or steps != int(steps):
-        raise UsageError(f"steps is {steps!r}; it must be a whole number at least 0")
-    if not 0 <= sampling_rate <= 1:
-        raise UsageError(f"sampling_rate is {sampling_rate!r}; it must be between 0 and 1")
-    if not 0 < delta < 1:
-        raise UsageError(f"delta is {delta!r}; it must be above 0 and below 1")
-    if method not in ("rdp", "prv"):
-        raise UsageError(f"method is {method!r}; choose 'rdp' or 'prv'")
+    check_number("", "noise_multiplier", noise_multiplier)
+    check_whole("", "steps", steps, 0)
+    check_share("", "sampling_rate", sampling_rate)
+    check_share("", "delta", delta, open_ends=True)
+    check_choice("", "method", method, ("rdp", "prv"))

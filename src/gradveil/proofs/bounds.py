@@ -22,18 +22,17 @@ from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
-from scipy.special import gammainc, ndtr, ndtri
+from scipy.special import ndtr, ndtri
 
 from gradveil.errors import UsageError
 from gradveil.randomness import Seed
+from gradveil.study.checks import check_number, check_share, check_whole
 
 __all__ = [
     "SampledBound",
     "advantage_bound",
-    "advantage_from_privacy",
     "gaussian_bound",
     "mixed_bound",
-    "no_prior_success",
     "sampled_advantage",
     "sampled_bound",
 ]
@@ -47,10 +46,8 @@ CHUNK = 50_000
 
 def shift(noise_multiplier: float, steps: int) -> float:
     """Return μ = √T / σ: how many standard deviations the releases can move; 0 without releases, infinite without noise."""
-    if not (math.isfinite(noise_multiplier) and noise_multiplier >= 0):
-        raise UsageError(f"noise_multiplier is {noise_multiplier!r}; it must be a number at least 0")
-    if steps < 0 or steps != int(steps):
-        raise UsageError(f"steps is {steps!r}; it must be a whole number at least 0")
+    check_number("", "noise_multiplier", noise_multiplier)
+    check_whole("", "steps", steps, 0)
     if steps == 0:
         return 0.0
     return math.sqrt(steps) / noise_multiplier if noise_multiplier else math.inf
@@ -67,7 +64,7 @@ def gaussian_bound(kappa: float, *, noise_multiplier: float, steps: int = 1) -> 
     >>> round(gaussian_bound(1 / 256, noise_multiplier=1.0), 4)
     0.0485
     """
-    _check_share("kappa", kappa)
+    check_share("", "kappa", kappa)
     mu = shift(noise_multiplier, steps)
     if mu == 0 or kappa in (0.0, 1.0):
         return 1.0 if math.isinf(mu) else float(kappa)
@@ -125,7 +122,7 @@ def sampled_bound(
         confidence: Of the bound, one-sided.
         seed: Where the draws come from.
     """
-    _check_share("kappa", kappa)
+    check_share("", "kappa", kappa)
     exact = _exact(kappa, noise_multiplier, sampling_rate, steps)
     if exact is not None:
         return SampledBound(exact, exact)
@@ -173,52 +170,14 @@ def advantage_bound(*, noise_multiplier: float, steps: int = 1, replaced: bool =
         replaced: Compare with another record instead of with noise.
         collision: Pr[Z = Z'], the probability that the other record is the same one; only with ``replaced``.
     """
-    _check_share("collision", collision)
+    check_share("", "collision", collision)
     mu = shift(noise_multiplier, steps) * (2 if replaced else 1)
     variation = 1.0 if math.isinf(mu) else math.erf(mu / math.sqrt(8.0))
     return variation * (1 - collision) if replaced else variation
 
 
-def advantage_from_privacy(epsilon: float, delta: float, *, collision: float = 0.0) -> float:
-    """Return the advantage that (ε, δ)-differential privacy allows: (e^ε - 1 + 2 δ) / (e^ε + 1) · (1 - Pr[Z = Z']).
-
-    ε must be for replacing one unit by another where the collision is counted.
-    """
-    _check_share("delta", delta)
-    _check_share("collision", collision)
-    if not epsilon >= 0:
-        raise UsageError(f"epsilon is {epsilon!r}; it must be at least 0")
-    rest = 2 * delta * math.exp(-epsilon) / (1 + math.exp(-epsilon)) if epsilon < math.inf else 0.0
-    return min(1.0, math.tanh(epsilon / 2) + rest) * (1 - collision)
-
-
-def no_prior_success(error: float, *, dimension: int, norm: float, noise_multiplier: float, steps: int = 1) -> float:
-    """Return the probability that an attacker without any prior reaches a mean squared error (C7).
-
-    It reads the input off its clipped release (as from a linear layer of one record) and knows nothing else, so it sees
-    N(x, (σ |x|)² I / T): Pr[MSE <= η] = P(N / 2, N η T / (2 σ² |x|²)), P the regularised lower incomplete gamma function. This is
-    one attacker and no bound: a candidate list (C1) is the other end, and the risk lies between.
-
-    Args:
-        error: η, mean squared error per entry; PSNR t is 10^(-t / 10).
-        dimension: N, entries of the input.
-        norm: |x|, its Euclidean norm.
-        noise_multiplier: σ.
-        steps: T releases of the same input; with 0 nothing is seen and the answer is 0.
-    """
-    if dimension < 1 or not (math.isfinite(norm) and norm >= 0) or not error >= 0:
-        raise UsageError("the law without a prior needs an error at least 0, a dimension at least 1 and a finite norm at least 0")
-    mu = shift(noise_multiplier, steps)
-    if mu == 0:
-        return 0.0
-    spread = norm / mu  # standard deviation per entry; 0 where there is no noise
-    if spread == 0:
-        return 1.0
-    return float(gammainc(dimension / 2, dimension * error / (2 * spread**2)))
-
-
 def _exact(kappa: float, sigma: float, rate: float, steps: int) -> float | None:
-    _check_share("sampling_rate", rate)
+    check_share("", "sampling_rate", rate)
     if shift(sigma, steps) == 0 or rate == 0:
         return float(kappa)
     if rate == 1:
@@ -256,8 +215,7 @@ def _best_lambda(log_ratios: Ratios, kappa: float) -> float:
 
 def _excess(log_ratios: Ratios, log_lambda: float, confidence: float) -> tuple[float, float]:
     """Return the mean of max(0, 1 - λ / r) and its one-sided empirical Bernstein margin."""
-    if not 0 < confidence < 1:
-        raise UsageError(f"confidence is {confidence!r}; it must be above 0 and below 1")
+    check_share("", "confidence", confidence, open_ends=True)
     values = -np.expm1(np.minimum(0.0, log_lambda - log_ratios))
     n, log_risk = len(values), math.log(2 / (1 - confidence))
     margin = math.sqrt(2 * float(values.var(ddof=1)) * log_risk / n) + 7 * log_risk / (3 * (n - 1))
@@ -271,8 +229,3 @@ def _shares(kappas: Sequence[float], weights: Sequence[float]) -> list[tuple[flo
     if total == 0:
         raise UsageError("no group holds a candidate, so there is nothing to bound")
     return [(kappa, weight / total) for kappa, weight in zip(kappas, weights, strict=True) if weight > 0]
-
-
-def _check_share(name: str, value: float) -> None:
-    if not 0 <= value <= 1:
-        raise UsageError(f"{name} is {value!r}; it must be between 0 and 1")

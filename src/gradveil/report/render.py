@@ -9,7 +9,6 @@ from __future__ import annotations
 import base64
 import functools
 import hashlib
-import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -24,6 +23,7 @@ from gradveil.report.daggers import setting_daggers
 from gradveil.report.risk_views import risk_section, told_coefficient
 from gradveil.report.training import Training, is_training, load_training
 from gradveil.report.utility_charts import curve_panels, decision_chart, training_chart
+from gradveil.storage.files import write_whole
 from gradveil.study.load import load_results
 from gradveil.study.results import Cell, Results
 from gradveil.verdict import numbers, status, words
@@ -64,12 +64,7 @@ def write_report(results: Path, out: Path | None = None, private: bool = False) 
 def write_whole_page(path: Path, page: str) -> None:
     """Write a page so that a reader finds the old one or the whole new one."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    beside = path.with_name(f".{path.name}.{os.getpid()}.part")
-    try:
-        beside.write_text(page, encoding="utf-8", newline="\n")
-        beside.replace(path)
-    finally:
-        beside.unlink(missing_ok=True)
+    write_whole(path, page.encode())
 
 
 def render_report(results: Results, *, private: bool) -> str:

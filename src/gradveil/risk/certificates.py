@@ -11,10 +11,10 @@ from torch import Tensor
 
 from gradveil.client.guarantees import Guarantee, Unit, privacy_of
 from gradveil.defenses.base import Defense
-from gradveil.errors import UsageError
 from gradveil.proofs.bounds import CONFIDENCE, SAMPLES, advantage_bound, mixed_bound, sampled_advantage, sampled_bound
 from gradveil.randomness import Seed
 from gradveil.risk.candidates import Prior, closeness_prior, identification_prior
+from gradveil.study.checks import check_whole
 
 __all__ = ["Certificate", "certificate_from", "certificate_of"]
 
@@ -158,8 +158,7 @@ def certificate_from(
         seed: Where Monte Carlo draws from.
     """
     for name, value, least in (("guesses", guesses, 1), ("known", known or 0, 0)):
-        if value < least or value != int(value):
-            raise UsageError(f"{name} is {value!r}; it must be a whole number at least {least}")
+        check_whole("", name, value, least)
     if proved.epsilon is None or proved.noise_multiplier is None:
         return Certificate(reason=proved.reason)
     count = candidates if isinstance(candidates, int) else len(candidates)

@@ -94,7 +94,7 @@ class Releases:
         check_records_are_separate(learner)
         self.learner, self.defense, self.adversary = learner, defense, defense.adversary()
         self.directed = _directed(defense, learner)
-        self.device = next(iter(learner.weights.values())).device
+        self.device = learner.device
         self._laws: dict[tuple[torch.dtype, bool], Law] = {}
 
     def _law(self, dtype: torch.dtype, plain: bool) -> Law:
@@ -127,7 +127,7 @@ class Releases:
             updates=(result.update,),
             payloads=(result.payload,),
             input_shape=tuple(record.shape),
-            classes=_classes(learner, batch.inputs),
+            classes=learner.classes(batch.inputs),
             examples=1,
             threat=ThreatModel(sees="embedding" if isinstance(learner, EmbeddingLearner) else "update"),
             adversary=adversary,
@@ -181,10 +181,3 @@ def _notes(defense: Defense, plain: bool, incomplete: bool, data_noise: float, k
     if incomplete:
         found.append("the attacker behind the score knows less than the whole defense")
     return tuple(found)
-
-
-def _classes(learner: Learner, inputs: Tensor) -> int:
-    with torch.no_grad():
-        outputs = learner.forward(learner.weights, inputs, learner.zero_noise(len(inputs)))
-    outputs = outputs[0] if isinstance(outputs, tuple) else outputs
-    return int(outputs.shape[1]) if outputs.ndim == 2 else 0

@@ -24,6 +24,7 @@ import numpy.typing as npt
 from scipy.stats import t as student
 
 from gradveil.errors import UsageError
+from gradveil.study.checks import check_number, check_share, check_whole
 
 __all__ = ["MeanErrorBound", "mean_error_bound", "mean_error_from_spectra", "smoothed_score"]
 
@@ -136,18 +137,15 @@ def mean_error_from_spectra(
 
 
 def _scale(noise_std: float, steps: int) -> float:
-    if not (math.isfinite(noise_std) and noise_std >= 0):
-        raise UsageError(f"noise_std is {noise_std!r}; it must be a number at least 0")
-    if steps < 0 or steps != int(steps):
-        raise UsageError(f"steps is {steps!r}; it must be a whole number at least 0")
+    check_number("", "noise_std", noise_std)
+    check_whole("", "steps", steps, 0)
     if steps == 0:
         return 0.0
     return steps / noise_std**2 if noise_std else math.inf
 
 
 def _half_width(values: Array, confidence: float) -> float | None:
-    if not 0 < confidence < 1:
-        raise UsageError(f"confidence is {confidence!r}; it must be above 0 and below 1")
+    check_share("", "confidence", confidence, open_ends=True)
     n = len(values)
     if n < 2:
         return None

@@ -7,10 +7,10 @@ estimate all the same: other work on the machine, compilation and the judging of
 
 from __future__ import annotations
 
+import math
 import os
 import resource
 import sys
-import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -25,6 +25,7 @@ from gradveil.audit.party import own_data
 from gradveil.audit.scene import Subject, build_learner, build_subject, load_cell_data
 from gradveil.audit.threat import threat_of
 from gradveil.client.send import send
+from gradveil.client.timing import best_seconds, run_seconds
 from gradveil.data import Dataset
 from gradveil.defenses import build_defense
 from gradveil.errors import UsageError
@@ -281,19 +282,8 @@ def _step(learner: Learner, batch: Batch, execution: Execution) -> Callable[[Ten
 
 def _seconds(work: Callable[[], object], device: str) -> float:
     """Return the shortest of a few runs within a fraction of a second; the first, which warms up, only if it is long."""
-
-    def timed() -> float:
-        begun = time.perf_counter()
-        work()
-        if device == "cuda":
-            torch.cuda.synchronize()
-        return time.perf_counter() - begun
-
-    best, spent = timed(), 0.0
-    while spent < ENOUGH_SECONDS and best < LONG_SECONDS:
-        now = timed()
-        best, spent = min(best, now), spent + now
-    return best
+    first = run_seconds(work, device)
+    return first if first >= LONG_SECONDS else best_seconds([work], device, seconds=ENOUGH_SECONDS, most=math.inf)[0]
 
 
 def _memory_mb(device: str) -> int:

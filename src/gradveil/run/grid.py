@@ -21,6 +21,7 @@ from gradveil.run.ladders import expand_defense, look_up
 from gradveil.run.trainings import check_trainings
 from gradveil.run.vertical_grid import check_cuts, fitting_cells
 from gradveil.study.cell import HORIZONTAL, Cell
+from gradveil.study.checks import check_number
 from gradveil.study.limits import parse_limit
 from gradveil.study.plan import Plan
 from gradveil.study.settings import DEFAULT_DEFENSES
@@ -191,8 +192,7 @@ def _check_state(state: str) -> str:
     for key, value in settings.items():
         if key not in known:
             raise UsageError(f"training state {name!r} has no setting {key!r}{suggest(key, known)}")
-        if isinstance(value, bool) or not isinstance(value, (int, float)) or not value > 0:
-            raise UsageError(f"training state {state!r}: {key} is {value!r}; give a number above 0")
+        check_number(f"training state {state!r}", key, value, open_below=True, ask="give")
     return state
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,6 +16,7 @@ from gradveil.errors import UsageError
 from gradveil.models import batch_norm_layers, build_model, parameter_count
 from gradveil.randomness import Seed
 from gradveil.run.grid import check_plan
+from gradveil.storage.files import write_whole
 from gradveil.study.cell import Cell
 from gradveil.study.document import KEYS, SECTIONS, toml_text
 from gradveil.study.federation import UtilitySettings
@@ -185,16 +185,11 @@ def write_plan(path: Path, *, force: bool = False, **choices: Any) -> tuple[Path
     title = f"Audit of {plan.model[0]} on {Path(plan.data[0]).name}"
     plan = plan.override(title=title, records=min(DEFAULT_RECORDS, found.records))
     text = plan_text(_from_folder(plan, path.parent), found)
-    beside = path.with_name(f".{path.name}.{os.getpid()}.part")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        beside.write_text(text, encoding="utf-8", newline="\n")
-        beside.replace(path)
+        write_whole(path, text.encode())
     except OSError as error:
         raise UsageError(f"cannot write the plan to {str(path)!r}: {error.strerror or error}") from error
-    finally:
-        with contextlib.suppress(OSError):
-            beside.unlink(missing_ok=True)
     return path, found
 
 

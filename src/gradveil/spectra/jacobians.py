@@ -203,7 +203,7 @@ def gradient_jacobians(
     """
     check_records_are_separate(learner)
     law = gradient_law(learner.to(dtype), hook)
-    device = next(iter(learner.weights.values())).device
+    device = learner.device
     points, labels = records.to(device=device, dtype=dtype), targets.to(device).unsqueeze(1)
     # Copies: a tangent takes the whole storage of its point, which for a view is that of all records.
     return [law.jacobian(point.clone(), ({"target": label},), label) for point, label in zip(points, labels, strict=True)]

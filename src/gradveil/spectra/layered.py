@@ -22,12 +22,12 @@ import torch
 from torch import Tensor, nn
 from torch.func import grad, jvp, vmap
 
-from gradveil.spectra.jacobians import Jacobian, checked, guarded, load_forward_mode
+from gradveil.spectra.jacobians import checked, guarded, load_forward_mode
 from gradveil.spectra.joint import JointJacobian
 from gradveil.spectra.layers import Call, WeightLayer, plain_layers
 from gradveil.tensors import Named
 
-__all__ = ["joint_push", "layered_bytes", "layered_grams", "layered_push"]
+__all__ = ["joint_push", "layered_bytes", "layered_grams"]
 
 STORE_BYTES = 6 * 2**30
 """What may be kept of all directions at once; layers beyond it wait for another sweep over the directions."""
@@ -152,12 +152,6 @@ def layered_bytes(joint: JointJacobian) -> int:
     probe = _Probe(joint)
     widths = _widths(probe, probe.layers()[0], joint.inputs)
     return sum(widths.values()) * joint.inputs * joint.at.element_size()
-
-
-def layered_push(jacobian: Jacobian) -> Callable[[Tensor], Tensor]:
-    """Return the product J v of one plain gradient, (n, m) -> (n, p), by layers; see `joint_push`."""
-    push = joint_push(JointJacobian((jacobian,)))
-    return lambda directions: push(directions.unsqueeze(0))[0]
 
 
 def joint_push(joint: JointJacobian) -> Callable[[Tensor], Tensor]:

@@ -7,8 +7,11 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from gradveil.errors import UsageError
+from gradveil.study.checks import check_choice, check_number, check_whole
 
 __all__ = ["TrainingSettings"]
+
+OPTIMIZERS = ("sgd", "adam")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,18 +42,11 @@ class TrainingSettings:
 
     def __post_init__(self) -> None:
         """Refuse settings that mean nothing."""
-        for name, allowed in (
-            ("shares", ("gradient", "weights")),
-            ("optimizer", ("sgd", "adam")),
-            ("batch_norm", ("eval", "train")),
-        ):
-            if getattr(self, name) not in allowed:
-                raise UsageError(f"{name} is {getattr(self, name)!r}; choose one of {', '.join(allowed)}")
+        for name, allowed in (("shares", ("gradient", "weights")), ("optimizer", OPTIMIZERS), ("batch_norm", ("eval", "train"))):
+            check_choice("", name, getattr(self, name), allowed)
         for name, least in (("local_steps", 1), ("epochs", 0), ("minibatch", 0), ("clients", 1)):
-            if getattr(self, name) < least:
-                raise UsageError(f"{name} is {getattr(self, name)}; it must be at least {least}")
-        if not self.learning_rate > 0:
-            raise UsageError(f"learning_rate is {self.learning_rate}; it must be above 0")
+            check_whole("", name, getattr(self, name), least)
+        check_number("", "learning_rate", self.learning_rate, open_below=True)
         if self.shares == "gradient" and (self.local_steps > 1 or self.epochs > 0):
             raise UsageError("a client that takes several local steps shares weights, not a gradient: set shares = 'weights'")
 

@@ -5,11 +5,11 @@ A reader takes the place a value stands in, as the user knows it, and the value;
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from typing import Any
 
-from gradveil.errors import UsageError, suggest
+from gradveil.errors import UsageError
+from gradveil.study.checks import check_choice, check_number, check_whole, is_number
 from gradveil.study.reading import read_text
 
 __all__ = ["Reader", "below_one", "choice", "flag", "named", "positive", "reading", "risk_mode", "share", "text", "whole"]
@@ -45,33 +45,30 @@ def whole(least: int) -> Reader:
     """A whole number of at least ``least``."""
 
     def read(place: str, value: Any) -> int:
-        if isinstance(value, bool) or not isinstance(value, int) or not least <= value < LARGEST:
-            too_large = isinstance(value, int) and value >= LARGEST
-            wanted = f"below {LARGEST}" if too_large else f"of at least {least}"
-            raise UsageError(f"{place} is {value!r}; give a whole number {wanted}")
-        return value
+        check_whole("", place, value, least, ask="give")
+        if value >= LARGEST:
+            raise UsageError(f"{place} is {value!r}; give a whole number below {LARGEST}")
+        return int(value)
 
     return read
 
 
 def positive(place: str, value: Any) -> float:
     """A finite number above 0."""
-    if not _is_number(value) or not value > 0:
-        raise UsageError(f"{place} is {value!r}; give a number above 0")
+    check_number("", place, value, open_below=True, ask="give")
     return float(value)
 
 
 def share(place: str, value: Any) -> float:
     """A number between 0 and 1, both left out."""
-    if not _is_number(value) or not 0 < value < 1:
+    if not is_number(value) or not 0 < value < 1:
         raise UsageError(f"{place} is {value!r}; give a share between 0 and 1, as in 0.2")
     return float(value)
 
 
 def below_one(place: str, value: Any) -> float:
     """A number from 0 to below 1, such as a momentum."""
-    if not _is_number(value) or not 0 <= value < 1:
-        raise UsageError(f"{place} is {value!r}; give a number of at least 0 and below 1")
+    check_number("", place, value, below=1, ask="give")
     return float(value)
 
 
@@ -80,8 +77,7 @@ def choice(*choices: str) -> Reader:
 
     def read(place: str, value: Any) -> str:
         found = text(place, value)
-        if found not in choices:
-            raise UsageError(f"{place} is {found!r}{suggest(found, choices)}")
+        check_choice("", place, found, choices)
         return found
 
     return read
@@ -95,7 +91,3 @@ def risk_mode(place: str, value: Any) -> str:
 def reading(place: str, value: Any) -> str:
     """How files are read; see `gradveil.study.reading`."""
     return read_text(text(place, value))
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)

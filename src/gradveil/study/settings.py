@@ -6,12 +6,12 @@ from dataclasses import dataclass
 from typing import Literal
 
 from gradveil.study.declare import again, key
+from gradveil.study.local_training import OPTIMIZERS
 from gradveil.study.readers import below_one, choice, flag, named, positive, reading, share, text, whole
 
 __all__ = ["DEFAULT_DEFENSES", "Attackers", "Common", "DataSource", "Federation", "LocalTraining", "ModelSource", "Vertical"]
 
 EXECUTIONS = ("auto", "batched", "looped", "captured", "compiled")
-OPTIMIZERS = ("sgd", "adam")
 DEFAULT_DEFENSES = (
     "none",
     "gaussian_noise(std=0.001)",

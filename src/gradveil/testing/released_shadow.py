@@ -58,5 +58,5 @@ class ComplementShadow(Shadow):
     def _foreground(self, learner: Learner, gradient: Named, batch: Batch, handed: Named) -> Tensor:
         rate = learner.settings.learning_rate
         stepped = {name: value - rate * gradient[name] for name, value in learner.weights.items()}
-        saliency = grad_cam_pp(lambda x: learner.forward(stepped, x, handed), learner.model, batch.inputs, batch.targets)
+        saliency = grad_cam_pp(lambda x: learner.logits(stepped, x, handed), learner.model, batch.inputs, batch.targets)
         return softmax_map((1 - top_share(saliency, self.foreground)) * saliency, self.temperature)

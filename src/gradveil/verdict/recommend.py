@@ -15,6 +15,7 @@ from typing import Any
 
 from gradveil.errors import Unreliable, UsageError, suggest
 from gradveil.study.cell import HORIZONTAL
+from gradveil.study.checks import is_number
 from gradveil.study.results import Cell, Estimate, Results, Share
 from gradveil.verdict.numbers import count, interval, percent, points, times
 from gradveil.verdict.status import Setting, Status, settings_of, status_of
@@ -55,7 +56,7 @@ class Requirements:
             ("max_identified", 1.0),
         ):
             value = getattr(self, name)
-            if value is not None and not (math.isfinite(value) and 0 <= value <= most):
+            if value is not None and not (is_number(value) and 0 <= value <= most):
                 known = f"between 0 and {most:g}" if math.isfinite(most) else "of at least 0"
                 raise UsageError(f"--{name.replace('_', '-')} is {value:g}; give a number {known}")
         if all(each is None for each in (self.max_accuracy_drop, self.max_time, self.max_bytes_ratio, self.max_identified)):

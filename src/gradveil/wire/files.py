@@ -13,6 +13,8 @@ from safetensors.torch import load, save
 
 from gradveil.errors import BadUpdate, UsageError
 from gradveil.records import Payload
+from gradveil.storage.files import write_whole
+from gradveil.study.checks import is_whole
 from gradveil.tensors import Named
 from gradveil.wire.dense import DENSE
 
@@ -60,7 +62,7 @@ def _assemble(head: Any, flat: Named) -> Payload:
     scheme, examples, round_, notes, names = (
         cast("Any", head.get(k)) for k in ("scheme", "examples", "round", "notes", "streams")
     )
-    whole = all(isinstance(v, int) and not isinstance(v, bool) for v in (examples, round_))
+    whole = all(is_whole(v) for v in (examples, round_))
     named = isinstance(names, list) and all(isinstance(name, str) for name in names)
     if not (isinstance(scheme, str) and whole and named and _are_notes(notes)):
         raise BadUpdate("the payload's head is malformed: scheme, examples, round, notes and streams are needed")
@@ -82,9 +84,7 @@ def _are_notes(notes: Any) -> bool:
 
 def write_payload(payload: Payload, path: Path) -> None:
     """Write a payload to a file, whole or not at all."""
-    temporary = path.with_name(path.name + ".part")
-    temporary.write_bytes(payload_to_bytes(payload))
-    temporary.replace(path)
+    write_whole(path, payload_to_bytes(payload))
 
 
 def read_payload(path: Path) -> Payload:

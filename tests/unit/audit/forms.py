@@ -16,7 +16,7 @@ NULL = {
     "psnr": SPREAD,
     "ssim": SPREAD,
     "mse": SPREAD,
-    **dict.fromkeys(("lpips", "noise_fraction", "rdlv", "rdlv_nvflare"), (SPREAD, {"unavailable": str})),
+    **dict.fromkeys(("lpips", "noise_fraction", "rdlv_nvflare"), (SPREAD, {"unavailable": str})),
     **dict.fromkeys(("iip_1", "iip_3", "iip_5"), PART),
 }
 SUMMARY = {**NULL, "label_accuracy": PART}

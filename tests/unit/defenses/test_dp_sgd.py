@@ -11,9 +11,8 @@ import torch
 from gradveil.adversary import OpenAdversary
 from gradveil.client.update import run_client
 from gradveil.defenses import build_defense, chain
-from gradveil.defenses.dp_sgd import DPSGD
+from gradveil.defenses.dp_sgd import DPSGD, accumulated_noise, step_sizes
 from gradveil.defenses.example_clipping import ExampleClipping
-from gradveil.defenses.parts.step_noise import accumulated_noise, step_sizes
 from gradveil.errors import UsageError
 from gradveil.randomness import Seed
 from gradveil.records import ThreatModel

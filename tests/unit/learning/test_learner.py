@@ -174,3 +174,15 @@ def test_settings_that_mean_nothing_are_refused(wrong: dict[str, Any], message: 
 def test_every_step_takes_its_minibatch(settings: TrainingSettings, examples: int, expected: list[list[int] | None]) -> None:
     steps = range(settings.steps(examples))
     assert [settings.minibatch_indices(step, examples) for step in steps] == expected
+
+
+def test_answers_are_asked_for_alone_and_the_device_is_that_of_the_weights() -> None:
+    class Wordy(nn.Linear):
+        def forward(self, inputs: Tensor) -> tuple[Tensor, Tensor]:  # type: ignore[override]
+            return super().forward(inputs), inputs.sum()
+
+    torch.manual_seed(0)
+    wordy, x = Learner.of(Wordy(3, 2), loss_by_name("cross_entropy")), torch.rand(4, 3)
+    assert torch.equal(wordy.logits(wordy.weights, x), wordy.forward(wordy.weights, x)[0])
+    assert wordy.device == torch.device("cpu") and wordy.to(torch.device("meta")).device.type == "meta"
+    assert wordy.classes(x.double()) == 2 and Learner.of(nn.Conv2d(1, 1, 1), wordy.loss).classes(torch.rand(1, 1, 2, 2)) == 0

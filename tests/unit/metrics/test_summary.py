@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 from pathlib import Path
+from statistics import NormalDist
 from typing import Any
 
 import numpy as np
@@ -25,6 +26,18 @@ def test_wilson_equals_scipy(case: dict[str, float]) -> None:
     low, high = wilson(int(case["count"]), int(case["n"]))
     assert low == pytest.approx(case["low"], abs=GOLDEN["wilson"]["tolerance"])
     assert high == pytest.approx(case["high"], abs=GOLDEN["wilson"]["tolerance"])
+
+
+@pytest.mark.parametrize("confidence", [0.5, 0.95, 0.999, 1 - 1e-4 / 3])
+def test_wilson_is_the_formula_of_the_textbook(confidence: float) -> None:
+    z = NormalDist().inv_cdf(0.5 + confidence / 2)
+    for n in (*range(1, 34), 64, 128, 1000):
+        for count in {*range(0, n + 1, max(1, n // 20)), n}:
+            share, scale = count / n, 1 + z * z / n
+            centre = (share + z * z / (2 * n)) / scale
+            half = z / scale * math.sqrt(share * (1 - share) / n + z * z / (4 * n * n))
+            assert wilson(count, n, confidence) == pytest.approx((centre - half, centre + half), abs=1e-12)
+        assert wilson(0, n)[0] == 0 and wilson(n, n)[1] == 1, "exactly, not up to rounding"
 
 
 @settings(deadline=None)

@@ -95,7 +95,7 @@ def test_works_through_a_learner_and_leaves_nothing_behind() -> None:
     doubled = {name: 2 * value for name, value in learner.weights.items()}
     kept = {name: value.clone() for name, value in learner.model.state_dict().items()}
     with torch.no_grad():
-        found = grad_cam_pp(lambda x: learner.forward(doubled, x), learner.model, inputs, targets)
+        found = grad_cam_pp(lambda x: learner.logits(doubled, x), learner.model, inputs, targets)
     expected = functional_call(model, doubled, (inputs,))
     assert expected.shape == (3, 4)
     for parameter in model.parameters():

@@ -10,16 +10,13 @@ import pytest
 from scipy.stats import norm
 
 from gradveil.errors import UsageError
-from gradveil.proofs.accountant import gaussian_epsilon
 from gradveil.proofs.bounds import (
     _best_lambda,
     _draws,
     _excess,
     advantage_bound,
-    advantage_from_privacy,
     gaussian_bound,
     mixed_bound,
-    no_prior_success,
     sampled_advantage,
     sampled_bound,
 )
@@ -192,42 +189,6 @@ def test_the_sampled_advantage_agrees_with_monte_carlo_from_the_other_side() -> 
     assert below.mean() - 4 * below.std() / math.sqrt(n) < found.bound < advantage_bound(noise_multiplier=sigma, steps=steps)
 
 
-@pytest.mark.parametrize("mu", [0.1, 1.0, 3.0])
-def test_privacy_allows_at_least_the_exact_advantage(mu: float) -> None:
-    delta = 1e-3
-    loose = advantage_from_privacy(gaussian_epsilon(mu, delta), delta)
-    assert advantage_bound(noise_multiplier=1 / mu) <= loose <= 1
-    assert advantage_from_privacy(0.0, 0.0) == 0.0
-    assert advantage_from_privacy(math.inf, 1e-5) == 1.0
-    assert advantage_from_privacy(1.0, 0.0, collision=1.0) == 0.0
-    assert advantage_from_privacy(1.0, 0.01) == pytest.approx((math.e - 1 + 0.02) / (math.e + 1))
-
-
-def test_without_a_prior_the_error_follows_the_gamma_law() -> None:
-    draw = np.random.default_rng(6)
-    x, sigma, steps = draw.random(48), 0.2, 3
-    seen = x + sigma * np.linalg.norm(x) * draw.standard_normal((50_000, steps, 48)).mean(1)
-    errors = np.square(seen - x).mean(1)
-    for level in np.quantile(errors, [0.02, 0.3, 0.9]):
-        share = float((errors <= level).mean())
-        law = no_prior_success(level, dimension=48, norm=float(np.linalg.norm(x)), noise_multiplier=sigma, steps=steps)
-        assert law == pytest.approx(share, abs=interval(share, 50_000))
-
-
-@pytest.mark.parametrize(
-    ("settings", "expected"),
-    [
-        ({"error": 0.01, "norm": 1.0, "noise_multiplier": 0.0}, 1.0),
-        ({"error": 0.01, "norm": 0.0, "noise_multiplier": 1.0}, 1.0),
-        ({"error": 0.0, "norm": 1.0, "noise_multiplier": 1.0}, 0.0),
-        ({"error": 0.01, "norm": 1.0, "noise_multiplier": 1.0, "steps": 0}, 0.0),
-        ({"error": math.inf, "norm": 1.0, "noise_multiplier": 1.0}, 1.0),
-    ],
-)
-def test_the_law_without_a_prior_has_defined_edges(settings: dict[str, Any], expected: float) -> None:
-    assert no_prior_success(dimension=10, **settings) == expected
-
-
 @pytest.mark.parametrize(
     ("call", "words"),
     [
@@ -242,9 +203,6 @@ def test_the_law_without_a_prior_has_defined_edges(settings: dict[str, Any], exp
         (lambda: sampled_bound(0.5, noise_multiplier=1.0, sampling_rate=2.0), "sampling_rate is 2.0"),
         (lambda: sampled_bound(0.5, noise_multiplier=1.0, sampling_rate=0.5, steps=2, samples=10), "at least 1000 draws"),
         (lambda: sampled_bound(0.5, noise_multiplier=1.0, sampling_rate=0.5, steps=2, confidence=1.0), "confidence is 1.0"),
-        (lambda: advantage_from_privacy(-1.0, 0.0), "epsilon is -1.0"),
-        (lambda: advantage_from_privacy(math.nan, 0.0), "epsilon is nan"),
-        (lambda: no_prior_success(0.1, dimension=0, norm=1.0, noise_multiplier=1.0), "dimension at least 1"),
     ],
 )
 def test_senseless_numbers_get_one_sentence(call: Any, words: str) -> None:

@@ -18,7 +18,7 @@ from gradveil.spectra import lanczos
 from gradveil.spectra import spectrum as spectra
 from gradveil.spectra.jacobians import Jacobian, gradient_jacobian, jacobian_of
 from gradveil.spectra.joint import JointJacobian
-from gradveil.spectra.layered import layered_grams, layered_push
+from gradveil.spectra.layered import joint_push, layered_grams
 from gradveil.spectra.spectrum import Spectrum, choose_mode, spectrum
 from gradveil.study.local_training import TrainingSettings
 
@@ -213,7 +213,8 @@ def test_products_by_layers_are_the_ordinary_ones_and_are_checked(monkeypatch: p
     for jacobian in (odd(outside=False), make("resnet20", (3, 8, 8))):
         directions = torch.randn((3, jacobian.inputs), generator=Seed(4).generator("v"), dtype=torch.float64)
         plain = jacobian.push(directions)
-        assert torch.allclose(layered_push(jacobian)(directions), plain, atol=1e-12 * float(plain.norm()))
+        pushed = joint_push(JointJacobian((jacobian,)))(directions.unsqueeze(0))[0]
+        assert torch.allclose(pushed, plain, atol=1e-12 * float(plain.norm()))
     monkeypatch.setattr(lanczos, "BY_LAYERS", 0)
     for outside in (False, True):  # the second is missed by layers, so that the ordinary products must be taken
         jacobian = odd(outside=outside)

@@ -101,7 +101,5 @@ def _mean_prediction(observation: Observation) -> Tensor:
     generator = torch.Generator().manual_seed(0)
     noise = 0.5 + 0.2 * torch.randn((16, *observation.input_shape), generator=generator)
     reference = next(iter(learner.weights.values()))
-    outputs = learner.forward(learner.weights, noise.clamp(0, 1).to(reference), learner.zero_noise(len(noise)))
-    outputs = outputs[0] if isinstance(outputs, tuple) else outputs
-    prediction: Tensor = outputs.softmax(1).mean(0).detach()
-    return prediction
+    logits = learner.logits(learner.weights, noise.clamp(0, 1).to(reference), learner.zero_noise(len(noise)))
+    return logits.softmax(1).mean(0).detach()

@@ -22,10 +22,11 @@ from gradveil.attacks.engine.objectives import OBJECTIVES
 from gradveil.attacks.engine.optimisers import LBFGS, Adam
 from gradveil.attacks.engine.priors import energy, total_variation
 from gradveil.attacks.engine.smooth_relu import has_relu, sharpness_at, smooth_learner, with_sharpness
-from gradveil.errors import MissingKnowledge, UsageError, suggest
+from gradveil.errors import MissingKnowledge, UsageError
 from gradveil.learning.learner import Learner
 from gradveil.learning.statistics import recover_statistics, statistics_distance
 from gradveil.records import AdversaryModel, Comparison, Knowledge, Observation, Reconstruction
+from gradveil.study.checks import check_choice
 from gradveil.tensors import Named, matrix_products
 
 __all__ = ["LIKELIHOOD", "Labels", "Recipe", "Start", "run_recipe"]
@@ -88,8 +89,7 @@ class Recipe:
             "stance": STANCES,
         }
         for name, known in choices.items():
-            if getattr(self, name) not in known:
-                raise UsageError(f"{name} is {getattr(self, name)!r}{suggest(getattr(self, name), known)}")
+            check_choice("", name, getattr(self, name), known)
         if self.tv_end is not None and not self.tv > 0:
             raise UsageError(f"tv_end is {self.tv_end}, but tv is {self.tv}; a weight that changes geometrically starts above 0")
 
@@ -144,7 +144,7 @@ class _Matching:
 def run_recipe(recipe: Recipe, observations: Sequence[Observation], desk: Desk) -> list[Reconstruction]:
     """Run one recipe on all observations; they must share learners, threat model and shapes (one cell is one batch)."""
     learner = observations[0].learner
-    with matrix_products(next(iter(learner.weights.values())).device, coarse=learner.parameters >= COARSE_FROM):
+    with matrix_products(learner.device, coarse=learner.parameters >= COARSE_FROM):
         return _run_recipe(recipe, observations, desk)
 
 

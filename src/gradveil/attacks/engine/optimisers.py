@@ -13,12 +13,16 @@ from typing import Any, ClassVar, Literal, Protocol
 import torch
 from torch import Tensor
 
+from gradveil.learning.adam import AdamRule, adam_step
+
 __all__ = ["LBFGS", "Adam", "Optimiser", "Schedule", "learning_rate_at"]
 
 Schedule = Literal["constant", "steps", "cosine"]
 Memory = dict[str, Any]
 
 MOST_HALVINGS = 20
+SEARCHING = AdamRule(interpolated=True, outside=1e-12)
+"""Gradients of a distance that falls to nothing become tiny, so the root gets little beside it."""
 
 
 def learning_rate_at(schedule: Schedule, base: float, step: int, steps: int) -> float:
@@ -64,12 +68,9 @@ class Adam:
     def advance(self, memory: Memory, values: Tensor, gradients: Tensor, active: Tensor, step: int, steps: int) -> Memory:
         """Take one Adam step."""
         direction = gradients.sign() if self.signed else gradients
-        mean = memory["mean"].lerp(direction, 0.1)
-        square = memory["square"].lerp(direction.square(), 0.001)
         rate = learning_rate_at(self.schedule, self.learning_rate, step, steps)
-        corrected = mean / (1 - 0.9 ** (step + 1))
-        spread = (square / (1 - 0.999 ** (step + 1))).sqrt() + 1e-12
-        moved = memory["trial"] - rate * corrected / spread
+        move, mean, square = adam_step(direction, memory["mean"], memory["square"], step, rate=rate, rule=SEARCHING)
+        moved = memory["trial"] - move
         return {"trial": torch.where(active[:, None], moved, memory["trial"]), "mean": mean, "square": square}
 
 

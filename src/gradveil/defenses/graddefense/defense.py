@@ -16,10 +16,9 @@ from gradveil.adversary import OBSERVED, OpenAdversary, prefixed, with_prefix
 from gradveil.defenses.base import DEFENSES, ClientView, Defense, DefenseCard, State
 from gradveil.defenses.graddefense.compensation import denoise_update
 from gradveil.defenses.graddefense.sensitivity import cut_slices, layer_sensitivity, root_inputs, slice_of_entries
-from gradveil.defenses.parts.checks import check_number
-from gradveil.errors import UsageError
 from gradveil.learning.learner import Learner
 from gradveil.records import Batch, Comparison, Observation, Update
+from gradveil.study.checks import check_number, check_whole
 from gradveil.tensors import Named, check_finite, flatten, unflatten
 
 __all__ = ["GradDefense", "GradDefenseAdversary", "noise_cannot_explain"]
@@ -198,11 +197,8 @@ class GradDefense(Defense):
     def __post_init__(self) -> None:
         """Refuse nonsense amounts and more noisy slices than there are."""
         check_number("graddefense", "std", self.std)
-        for name, least, most in (("slices", 1, math.inf), ("noisy", 0, self.slices)):
-            value = getattr(self, name)
-            if not isinstance(value, int) or isinstance(value, bool) or not least <= value <= most:
-                limit = "" if most == math.inf else f" and at most {most}"
-                raise UsageError(f"graddefense: {name} is {value!r}; it must be a whole number at least {least}{limit}")
+        check_whole("graddefense", "slices", self.slices, 1)
+        check_whole("graddefense", "noisy", self.noisy, 0, self.slices)
         if self.clip is not None:
             check_number("graddefense", "clip", self.clip, open_below=True)
 

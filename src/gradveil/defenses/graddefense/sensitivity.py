@@ -58,8 +58,7 @@ def _change(gradient: Tensor | None, inputs: Tensor) -> float:
 
 def _targets(learner: Learner, inputs: Tensor, noise: Named) -> Tensor:
     with torch.no_grad():
-        outputs = learner.forward(learner.weights, inputs, noise)
-    found: Tensor = outputs[0] if isinstance(outputs, tuple) else outputs
+        found = learner.logits(learner.weights, inputs, noise)
     if found.ndim == 2:
         return torch.arange(len(inputs), device=inputs.device) % found.shape[1]
     return torch.zeros_like(found)

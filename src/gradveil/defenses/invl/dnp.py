@@ -12,11 +12,12 @@ from torch import Tensor
 from gradveil.adversary import OpenAdversary, prefixed, with_prefix
 from gradveil.defenses.base import DEFENSES, ClientView, Defense, DefenseCard, State
 from gradveil.defenses.invl.singular_noise import QUICK, BasisMode, Rule, check_basis, check_share, class_centres, right_bases
-from gradveil.defenses.parts.checks import check_choice, check_flag, check_number, check_whole, noise_std
 from gradveil.defenses.parts.denoising import denoise_in_subspace
+from gradveil.defenses.parts.strength import noise_std
 from gradveil.errors import UsageError
 from gradveil.learning.learner import Learner
 from gradveil.records import Batch, Observation, Reconstruction
+from gradveil.study.checks import check_choice, check_flag, check_number, check_whole
 from gradveil.tensors import Named, check_finite
 
 __all__ = ["InvLDNP", "SubspaceNoiseAdversary"]

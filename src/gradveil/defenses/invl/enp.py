@@ -23,11 +23,12 @@ from gradveil.defenses.invl.singular_noise import (
     noise_range,
     record_jacobian,
 )
-from gradveil.defenses.parts.checks import check_choice, check_flag, check_number, check_whole, noise_std
+from gradveil.defenses.parts.strength import noise_std
 from gradveil.errors import UsageError
 from gradveil.learning.embedding import EMBEDDING, EMBEDDING_GRADIENT
 from gradveil.learning.learner import Learner
 from gradveil.records import Comparison, Observation
+from gradveil.study.checks import check_choice, check_flag, check_number, check_whole
 from gradveil.tensors import Named, check_finite
 
 if TYPE_CHECKING:

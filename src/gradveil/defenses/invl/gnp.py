@@ -24,11 +24,12 @@ from gradveil.defenses.invl.singular_noise import (
     noise_range,
     public_centres,
 )
-from gradveil.defenses.parts.checks import check_choice, check_flag, check_number, check_whole, noise_std
+from gradveil.defenses.parts.strength import noise_std
 from gradveil.errors import BadUpdate, UsageError
 from gradveil.learning.learner import Learner
 from gradveil.randomness import Seed
 from gradveil.records import Batch, Update
+from gradveil.study.checks import check_choice, check_flag, check_number, check_whole
 from gradveil.tensors import check_finite, unflatten
 
 __all__ = ["InvLGNP"]

@@ -19,11 +19,11 @@ import torch
 from torch import Tensor, nn
 from torch.func import jvp, vmap
 
-from gradveil.defenses.parts.checks import check_choice, check_number, check_whole
 from gradveil.errors import UsageError
 from gradveil.learning.embedding import EmbeddingLearner
 from gradveil.learning.learner import Learner
 from gradveil.randomness import Seed
+from gradveil.study.checks import check_choice, check_number, check_whole
 from gradveil.tensors import Named
 
 if TYPE_CHECKING:
@@ -219,9 +219,8 @@ def public_centres(learner: Learner, public: Tensor) -> tuple[Tensor, Tensor]:
     """Return the mean public input once for every class, and the classes: public inputs have no labels."""
     mean = public.to(next(iter(learner.weights.values()))).mean(0, keepdim=True)
     with torch.no_grad():
-        outputs = learner.forward(learner.weights, mean, learner.zero_noise(1))
-    outputs = outputs[0] if isinstance(outputs, tuple) else outputs
-    labels = torch.arange(int(outputs.shape[1]), device=mean.device)
+        classes = int(learner.logits(learner.weights, mean, learner.zero_noise(1)).shape[1])
+    labels = torch.arange(classes, device=mean.device)
     return mean.expand(len(labels), *mean.shape[1:]), labels
 
 

@@ -11,12 +11,12 @@ from torch import Tensor, nn
 
 from gradveil.adversary import OpenAdversary, prefixed, with_prefix
 from gradveil.defenses.base import DEFENSES, MEASURED, ClientView, Defense, DefenseCard, State
-from gradveil.defenses.parts.checks import check_choice, check_number, check_whole
 from gradveil.defenses.refiner.adversary import DeblendingAdversary, MixtureAdversary
 from gradveil.defenses.refiner.refinement import Optimiser, Refinement, Scope, Terms, project_on_ball
 from gradveil.errors import DefenseOrder, ReplaceLayer, UsageError
 from gradveil.models.batch_norm import batch_norm_layers
 from gradveil.records import Batch
+from gradveil.study.checks import check_choice, check_number, check_whole
 from gradveil.study.local_training import TrainingSettings
 from gradveil.tensors import Named, check_finite
 

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import grad, vmap
 
+from gradveil.learning.adam import AdamRule, adam_step
 from gradveil.learning.learner import Learner
 from gradveil.tensors import Named
 
@@ -22,6 +23,7 @@ Scope = Literal["global", "layer"]
 Terms = Literal["relative", "log", "raw"]
 Optimiser = Literal["adam", "gradient"]
 
+RULE = AdamRule(outside=1e-12)
 FLOOR = 1e-8
 """Keeps logarithms finite where a gradient is matched exactly."""
 
@@ -193,11 +195,10 @@ class Refinement:
         """Take the steps, each followed by a clamp to [0, 1]."""
         inputs = start
         mean, square = torch.zeros_like(start), torch.zeros_like(start)
-        for step in range(1, self.steps + 1):
+        for step in range(self.steps):
             found, unit = slope(inputs, unit)
             if self.optimiser == "adam":
-                mean, square = 0.9 * mean + 0.1 * found, 0.999 * square + 0.001 * found.square()
-                found = (mean / (1 - 0.9**step)) / ((square / (1 - 0.999**step)).sqrt() + 1e-12)
+                found, mean, square = adam_step(found, mean, square, step, rule=RULE)
             # A model that saturates may have no finite slope somewhere; such a pixel stays where it is.
             inputs = (inputs - self.rate * torch.nan_to_num(found, 0.0, 0.0, 0.0)).clamp(0, 1)
         return inputs.detach()

@@ -11,7 +11,6 @@ from torch import Tensor, nn
 
 from gradveil.adversary import OpenAdversary
 from gradveil.defenses.base import DEFENSES, ClientView, Defense, DefenseCard, State
-from gradveil.defenses.parts.checks import check_choice, check_number, check_whole
 from gradveil.defenses.shadow.fit import Terms, choose_generator, fine_tune, fit_codes, generator_on, imagine, observe, styles_of
 from gradveil.defenses.shadow.memory import Memory, record_keys
 from gradveil.defenses.shadow.noise import (
@@ -28,6 +27,7 @@ from gradveil.errors import UsageError
 from gradveil.learning.learner import Learner
 from gradveil.models.grad_cam import grad_cam_pp
 from gradveil.records import Batch
+from gradveil.study.checks import check_choice, check_number, check_whole
 from gradveil.tensors import Named, check_finite
 
 __all__ = ["Shadow"]
@@ -237,8 +237,8 @@ class Shadow(Defense):
         rate = learner.settings.learning_rate
         stepped = {name: value - rate * gradient[name] for name, value in learner.weights.items()}
 
-        def forward(inputs: Tensor) -> object:
-            return learner.forward(stepped, inputs, handed)
+        def forward(inputs: Tensor) -> Tensor:
+            return learner.logits(stepped, inputs, handed)
 
         saliency = grad_cam_pp(forward, learner.model, batch.inputs, batch.targets, layer=self.layer)
         return foreground_map(saliency, self.foreground, self.temperature)

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from gradveil.errors import UsageError
+from gradveil.learning.adam import adam_step
 from gradveil.learning.learner import Learner
 from gradveil.models.batch_norm import batch_norm_layers
 from gradveil.networks.cards import find_card
@@ -163,9 +164,9 @@ def fit_codes(network: Any, weights: Named, images: Tensor, start: Tensor, *, st
         going = (idle < patience) | (step < WARM_UP)
         if step == steps or not bool(going.any()):
             break
-        mean, square = 0.9 * mean + 0.1 * slope, 0.999 * square + 0.001 * slope.square()
         own = rate * 0.5 ** sum(step >= share * steps for share in HALVINGS)
-        codes = codes - own * (mean / (1 - 0.9 ** (step + 1))) / ((square / (1 - 0.999 ** (step + 1))).sqrt() + 1e-8)
+        move, mean, square = adam_step(slope, mean, square, step, rate=own)
+        codes = codes - move
         if not bool(going.all()):
             # Those that are done cost nothing any more.
             open_rows, goal, codes, mean, square = (each[going] for each in (open_rows, goal, codes, mean, square))
@@ -218,11 +219,9 @@ def fine_tune(
             pictures = imagine(network, styles, leaves, images)
             loss = shadow_loss(pictures, images, targets, learner, noise, real, terms)
             slopes = torch.autograd.grad(loss, list(leaves.values()), allow_unused=True, materialize_grads=True)
-        slope = dict(zip(leaves, slopes, strict=True))
-        mean = {n: 0.9 * mean[n] + 0.1 * g for n, g in slope.items()}
-        square = {n: 0.999 * square[n] + 0.001 * g.square() for n, g in slope.items()}
-        first, second = 1 - 0.9 ** (step + 1), 1 - 0.999 ** (step + 1)
-        moved = {n: w.detach() - rate * (mean[n] / first) / ((square[n] / second).sqrt() + 1e-8) for n, w in leaves.items()}
+        for (name, leaf), slope in zip(leaves.items(), slopes, strict=True):
+            move, mean[name], square[name] = adam_step(slope, mean[name], square[name], step, rate=rate)
+            moved[name] = leaf.detach() - move
     return {name: value.detach() for name, value in moved.items()}
 
 

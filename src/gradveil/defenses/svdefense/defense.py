@@ -12,12 +12,12 @@ from torch import Tensor
 
 from gradveil.adversary import OpenAdversary
 from gradveil.defenses.base import DEFENSES, ClientView, Defense, DefenseCard
-from gradveil.defenses.parts.checks import check_choice, check_number
 from gradveil.defenses.svdefense.adversary import TruncationAdversary
 from gradveil.defenses.svdefense.tilt import left_is_known, tilted
 from gradveil.defenses.svdefense.truncation import ChannelWeights, Truncation, truncate
-from gradveil.errors import BadUpdate, UsageError
+from gradveil.errors import BadUpdate
 from gradveil.records import ModelSpec, Payload, Update
+from gradveil.study.checks import check_choice, check_flag, check_number
 from gradveil.tensors import check_finite
 from gradveil.wire.factors import FACTORS, Factors, decode_factors, encode_factors, entropies_of, matrix_shape
 
@@ -125,8 +125,7 @@ class SVDefense(Defense):
         check_number("svdefense", "least_error", self.least_error, open_below=True)
         check_choice("svdefense", "weights", self.weights, get_args(ChannelWeights))
         for switch in ("adaptive", "layer_wise", "hardened"):
-            if not isinstance(getattr(self, switch), bool):
-                raise UsageError(f"svdefense: {switch} is {getattr(self, switch)!r}; it is True or False")
+            check_flag("svdefense", switch, getattr(self, switch))
 
     @property
     def random(self) -> bool:
