@@ -190,7 +190,7 @@ def more_strength_distorts_more(defense: Defense, scene: Scene) -> None:
     if defense.overrides("adapt_model"):
         raise NotApplicable("the defense changes the model, so there is no raw update to compare with")
     drawn = any(at(defense, setting).random for setting in card.ladder)
-    seeds = range(1, 7) if drawn else range(1, 2)
+    seeds = range(1, 4) if drawn else range(1, 2)
     raw = {seed: scene.send(NoDefense(), seed).weights for seed in seeds}
 
     def distortion(setting: object, rounds: tuple[int, ...]) -> float:
