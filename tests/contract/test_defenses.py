@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import sys
 import types
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -14,7 +15,7 @@ from gradveil.defenses.base import HOOKS
 from gradveil.testing.contract import CheckResult, ContractFailure, NotApplicable, require, run_checks
 from gradveil.testing.defenses import DEFENSE_CHECKS, Check, check_defense
 from gradveil.testing.defenses_scene import Scene, at, spared
-from gradveil.testing.faults import FAULTS, WrongSign
+from gradveil.testing.faults import FAULTS, ClipsInPlace, WrongSign
 
 STRONGEST = [
     (name, DEFENSES.card(name).ladder[-1])
@@ -41,20 +42,30 @@ CLASS_ALONE = {"builds_with_defaults", "ladder_builds", "more_strength_distorts_
 """Checks that look at a class and the rungs of its card, which are the same whatever setting is handed in."""
 
 
-def failed_beside_the_defaults(defense: Defense) -> list[CheckResult]:
+def failed_beside_the_defaults(defense: Defense, checks: Sequence[Check] = DEFENSE_CHECKS) -> list[CheckResult]:
     """Run what is not said already by a defense of the same class at its defaults."""
     said = set(CLASS_ALONE)
     weakest = at(defense, type(defense).card.ladder[0])
     if weakest.random or defense.random:
         said.add("adversary_prefers_the_truth")  # it then looks at the weakest rung alone
-    checks = [check for check in DEFENSE_CHECKS if check.__name__ not in said]
-    assert len(checks) == len(DEFENSE_CHECKS) - len(said)
-    return [result for result in run_checks(checks, defense, Scene.of(defense)) if not result.passed]
+    assert said <= {check.__name__ for check in DEFENSE_CHECKS}
+    left = [check for check in checks if check.__name__ not in said]
+    return [result for result in run_checks(left, defense, Scene.of(defense)) if not result.passed]
 
 
+HALF = len(DEFENSE_CHECKS) // 2
+
+
+@pytest.mark.parametrize("checks", [DEFENSE_CHECKS[:HALF], DEFENSE_CHECKS[HALF:]], ids=["first half", "second half"])
 @pytest.mark.parametrize(("name", "setting"), STRONGEST, ids=lambda value: str(value))
-def test_the_strongest_rung_keeps_the_contract(name: str, setting: dict[str, object]) -> None:
-    assert failed_beside_the_defaults(spared(DEFENSES.build({"name": name, **setting}))) == []
+def test_the_strongest_rung_keeps_the_contract(name: str, setting: dict[str, object], checks: Sequence[Check]) -> None:
+    assert failed_beside_the_defaults(spared(DEFENSES.build({"name": name, **setting})), checks) == []
+
+
+def test_a_fault_shows_beside_the_defaults_too() -> None:
+    found = {result.check for result in failed_beside_the_defaults(ClipsInPlace(bound=0.1))}
+    assert found >= {"inputs_are_untouched", "scalar_is_one_entry"}
+    assert "adversary_prefers_the_truth" in {result.check for result in failed_beside_the_defaults(WrongSign())}
 
 
 TWINS = [name for name in DEFENSES.names() if spared(DEFENSES.build(name)) != DEFENSES.build(name).quick()]
