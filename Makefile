@@ -11,7 +11,10 @@ RIGHT_PYTHON := -c 'import sys; sys.exit(sys.version_info < (3, 11))'
 NO_PYTHON = Gradveil needs Python 3.11 or newer, and '$(PYTHON)' is not that; install one and name it, as in: make test PYTHON=python3.12
 
 # One thread per test worker: two workers with two threads each on two cores run many times slower.
-PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest
+# Compiled code is kept, whatever the environment says: hundreds of processes are started and would compile all of it again.
+PYTEST := PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(BIN)/python -m pytest
+
+CHECKS := $(BIN)/python -m ruff check . && $(BIN)/python -m ruff format --check . && $(BIN)/python -m mypy
 
 .DEFAULT_GOAL := help
 .PHONY: help setup audit test test-slow check index format clean
@@ -35,16 +38,17 @@ audit: $(STAMP) ## Audit a built-in example end to end and write a report
 	@$(BIN)/gradveil audit --out '$(OUT)'; status=$$?; \
 	if [ -f '$(OUT)/report.html' ]; then echo "The report is in $(OUT)/report.html; open it in a browser."; fi; exit $$status
 
-test: check ## Lint, types and all quick tests
-	$(PYTEST) --numprocesses $(WORKERS)
+# Checks run beside the tests, and what they say comes last.
+test: $(STAMP) ## Lint, types and all quick tests
+	@said=$$(mktemp); { $(CHECKS); } >"$$said" 2>&1 & checks=$$!; \
+	$(PYTEST) --numprocesses $(WORKERS) --dist worksteal; tested=$$?; \
+	wait $$checks; checked=$$?; cat "$$said"; rm -f "$$said"; exit $$((tested || checked))
 
 test-slow: $(STAMP) ## The tests that take minutes
 	$(PYTEST) -m slow
 
 check: $(STAMP) ## Lint and types only
-	$(BIN)/python -m ruff check .
-	$(BIN)/python -m ruff format --check .
-	$(BIN)/python -m mypy
+	$(CHECKS)
 
 index: $(STAMP) ## Write the index of methods and the tables of keys, after one was added or changed
 	$(BIN)/python -m scripts.generate

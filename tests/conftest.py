@@ -12,6 +12,8 @@ import pytest
 import torch
 from hypothesis import settings
 
+from tests import time_limit
+
 # Workers share few cores; more threads than cores is many times slower, and sums in another order are other bits.
 torch.set_num_threads(1)
 
@@ -20,6 +22,12 @@ settings.register_profile("gradveil", deadline=None, derandomize=True)
 settings.load_profile("gradveil")
 
 SHARED_DATA = Path(__file__).resolve().parents[2] / "shared" / "data"
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Hold every test to the limit of a quick one."""
+    if not config.pluginmanager.is_registered(time_limit):
+        config.pluginmanager.register(time_limit)
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:

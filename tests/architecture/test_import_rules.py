@@ -13,6 +13,7 @@ import sys
 from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -47,13 +48,19 @@ class Source:
         return self.module if self.path.name == "__init__.py" else self.module.rpartition(".")[0]
 
 
+@cache
+def parsed(text: str) -> ast.Module:
+    """Parse a file once, however many rules read it; rules only look."""
+    return ast.parse(text)
+
+
 def sources(root: Path) -> dict[str, Source]:
     """Parse the package, by module name."""
     found = {}
     for path in sorted((root / "src" / "gradveil").rglob("*.py")):
         parts = path.relative_to(root / "src").with_suffix("").parts
         module = ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
-        found[module] = Source(path, module, ast.parse(path.read_text(encoding="utf-8"), str(path)))
+        found[module] = Source(path, module, parsed(path.read_text(encoding="utf-8")))
     return found
 
 
@@ -233,10 +240,10 @@ def global_randomness(node: ast.AST, scope: dict[str, str], module: str) -> str:
 def torchvision_is_not_needed(root: Path) -> list[str]:
     """Its wheel cannot be imported beside the CPU build of torch, so nothing may come to need it."""
     files = [path for folder in ("src", "tests", "examples", "benchmarks") for path in sorted((root / folder).rglob("*.py"))]
-    parsed = [Source(path, str(path.relative_to(root)), ast.parse(path.read_text(encoding="utf-8"))) for path in files]
+    read = [Source(path, str(path.relative_to(root)), parsed(path.read_text(encoding="utf-8"))) for path in files]
     return [
         f"{place(source, node)} imports {name}"
-        for source in parsed
+        for source in read
         for name, node in imported(source)
         if inside(name, "torchvision")
     ]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import sys
 import types
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -13,16 +14,20 @@ from gradveil.defenses import DEFENSES, Defense, build_defense
 from gradveil.defenses.base import HOOKS
 from gradveil.testing.contract import CheckResult, ContractFailure, NotApplicable, require, run_checks
 from gradveil.testing.defenses import DEFENSE_CHECKS, Check, check_defense
-from gradveil.testing.defenses_scene import Scene
-from gradveil.testing.faults import FAULTS, WrongSign
+from gradveil.testing.defenses_scene import Scene, at, spared
+from gradveil.testing.faults import FAULTS, ClipsInPlace, WrongSign
 
-STRONGEST = [(name, DEFENSES.card(name).ladder[-1]) for name in DEFENSES.names() if DEFENSES.card(name).ladder[-1]]
+STRONGEST = [
+    (name, DEFENSES.card(name).ladder[-1])
+    for name in DEFENSES.names()
+    if DEFENSES.card(name).ladder[-1] and DEFENSES.build({"name": name, **DEFENSES.card(name).ladder[-1]}) != DEFENSES.build(name)
+]
 
 
 @pytest.mark.parametrize("check", DEFENSE_CHECKS, ids=lambda check: check.__name__)
 @pytest.mark.parametrize("name", DEFENSES.names())
 def test_registered_defense_keeps_its_promise(name: str, check: Check) -> None:
-    defense = DEFENSES.build(name).quick()
+    defense = spared(DEFENSES.build(name))
     try:
         check(defense, Scene.of(defense))
     except NotApplicable as reason:
@@ -33,9 +38,45 @@ def failed(defense: Defense) -> list[CheckResult]:
     return [result for result in check_defense(defense) if not result.passed]
 
 
+CLASS_ALONE = {"builds_with_defaults", "ladder_builds", "more_strength_distorts_more"}
+"""Checks that look at a class and the rungs of its card, which are the same whatever setting is handed in."""
+
+
+def failed_beside_the_defaults(defense: Defense, checks: Sequence[Check] = DEFENSE_CHECKS) -> list[CheckResult]:
+    """Run what is not said already by a defense of the same class at its defaults."""
+    said = set(CLASS_ALONE)
+    weakest = at(defense, type(defense).card.ladder[0])
+    if weakest.random or defense.random:
+        said.add("adversary_prefers_the_truth")  # it then looks at the weakest rung alone
+    assert said <= {check.__name__ for check in DEFENSE_CHECKS}
+    left = [check for check in checks if check.__name__ not in said]
+    return [result for result in run_checks(left, defense, Scene.of(defense)) if not result.passed]
+
+
+HALF = len(DEFENSE_CHECKS) // 2
+
+
+@pytest.mark.parametrize("checks", [DEFENSE_CHECKS[:HALF], DEFENSE_CHECKS[HALF:]], ids=["first half", "second half"])
 @pytest.mark.parametrize(("name", "setting"), STRONGEST, ids=lambda value: str(value))
-def test_the_strongest_rung_keeps_the_contract(name: str, setting: dict[str, object]) -> None:
-    assert failed(DEFENSES.build({"name": name, **setting}).quick()) == []
+def test_the_strongest_rung_keeps_the_contract(name: str, setting: dict[str, object], checks: Sequence[Check]) -> None:
+    assert failed_beside_the_defaults(spared(DEFENSES.build({"name": name, **setting})), checks) == []
+
+
+def test_a_fault_shows_beside_the_defaults_too() -> None:
+    found = {result.check for result in failed_beside_the_defaults(ClipsInPlace(bound=0.1))}
+    assert found >= {"inputs_are_untouched", "scalar_is_one_entry"}
+    assert "adversary_prefers_the_truth" in {result.check for result in failed_beside_the_defaults(WrongSign())}
+
+
+TWINS = [name for name in DEFENSES.names() if spared(DEFENSES.build(name)) != DEFENSES.build(name).quick()]
+FORM = ("names_and_shapes_are_kept", "inputs_are_untouched", "global_generators_are_untouched", "adversary_gives_finite_numbers")
+
+
+@pytest.mark.parametrize("name", TWINS)
+def test_a_quick_twin_that_is_slower_here_keeps_the_form(name: str) -> None:
+    twin = DEFENSES.build(name).quick()
+    checks = [check for check in DEFENSE_CHECKS if check.__name__ in FORM]
+    assert [result.status for result in run_checks(checks, twin, Scene.of(twin))] == ["passed"] * len(FORM)
 
 
 @pytest.mark.parametrize(
@@ -48,7 +89,7 @@ def test_the_strongest_rung_keeps_the_contract(name: str, setting: dict[str, obj
     ],
 )
 def test_other_settings_keep_the_contract(spelling: str) -> None:
-    assert failed(build_defense(spelling)) == []
+    assert failed_beside_the_defaults(build_defense(spelling)) == []
 
 
 @pytest.mark.parametrize(("kind", "check"), FAULTS, ids=lambda value: value if isinstance(value, str) else value.__name__)

@@ -158,30 +158,39 @@ def adversary_prefers_the_truth(defense: Defense, scene: Scene) -> None:
 
 
 def _share_won(defense: Defense, scene: Scene) -> float:
-    wins = 0
+    seen, candidates, targets = [], [], []
     for seed in range(TRUTHS):
         truth = draw_batch(seed)
         guesses = [draw_batch(50 + seed * GUESSES + guess) for guess in range(GUESSES)]
-        inputs = torch.stack([truth.inputs, *(guess.inputs for guess in guesses)])
-        best, *others = _fitted_residuals(scene.observe(defense, seed, truth), inputs, truth.targets)
-        wins += sum(best < other for other in others)
+        seen.append(scene.observe(defense, seed, truth))
+        candidates.append(torch.stack([truth.inputs, *(guess.inputs for guess in guesses)]))
+        targets.append(truth.targets)
+    wins = sum(best < other for best, *others in _fitted_residuals(seen, candidates, targets) for other in others)
     return wins / (TRUTHS * GUESSES)
 
 
-def _fitted_residuals(observation: Observation, candidates: Tensor, targets: Tensor) -> list[float]:
-    """Return the residual of each candidate, the smallest that the attacker's unknowns can make it from where they start."""
-    evidence, variables = _evidence(observation)
+def _fitted_residuals(seen: list[Observation], candidates: list[Tensor], targets: list[Tensor]) -> list[list[float]]:
+    """Return each candidate's residual by observation, the smallest that the attacker's unknowns can make it from their start."""
+    adversary, learner = seen[0].adversary, seen[0].learner
+    gathered = [_evidence(observation) for observation in seen]
+    if not gathered[0][1]:
+        return [
+            [float(relative_residual(adversary, learner, evidence, inputs, labels, {})) for inputs in own]
+            for (evidence, _), own, labels in zip(gathered, candidates, targets, strict=True)
+        ]
+    # All observations are fitted at once: one after the other takes as many times as long.
+    count = len(candidates[0])
+    starts = {n: v.repeat_interleave(count, 0) for n, v in stack([variables for _, variables in gathered]).items()}
+    constants = {f"evidence {n}": v.repeat_interleave(count, 0) for n, v in stack([own for own, _ in gathered]).items()}
+    constants |= {"inputs": torch.cat(candidates), "targets": torch.stack(targets).repeat_interleave(count, 0)}
 
     def residual(leaves: Named, constants: Named) -> Tensor:
-        return relative_residual(observation.adversary, observation.learner, evidence, constants["inputs"], targets, leaves)
+        evidence = {n.removeprefix("evidence "): v for n, v in constants.items() if n.startswith("evidence ")}
+        return relative_residual(adversary, learner, evidence, constants["inputs"], constants["targets"], leaves)
 
-    if not variables:
-        return [float(residual({}, {"inputs": inputs})) for inputs in candidates]
-    count = len(candidates)
-    starts = {name: value.expand(count, *value.shape).clone() for name, value in variables.items()}
-    problem = Problem(residual, starts, {"inputs": candidates})
-    found: list[float] = optimise(problem, Adam(learning_rate=0.1), FIT_STEPS, Execution("batched", count)).best_loss.tolist()
-    return found
+    problem = Problem(residual, starts, constants)
+    found = optimise(problem, Adam(learning_rate=0.1), FIT_STEPS, Execution("batched", count * len(seen))).best_loss
+    return [each.tolist() for each in found.split(count)]
 
 
 def _evidence(observation: Observation) -> tuple[Named, Named]:

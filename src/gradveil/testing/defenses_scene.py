@@ -21,7 +21,7 @@ from gradveil.study.local_training import TrainingSettings
 from gradveil.tensors import Named
 from gradveil.wire.files import payload_from_bytes, payload_to_bytes
 
-__all__ = ["EmbeddingScene", "Scene", "at", "distance", "steeper_loss"]
+__all__ = ["EmbeddingScene", "Scene", "at", "distance", "spared", "steeper_loss"]
 
 CLASSES = 5
 SHAPE = (3, 8, 8)
@@ -232,4 +232,14 @@ def distance(left: Named, right: Named) -> float:
 
 def at(defense: Defense, setting: Any) -> Defense:
     """Return the same kind of defense at a setting of its card, with no more effort than it needs to be looked at."""
-    return type(defense)(**dict(setting)).quick()
+    return spared(type(defense)(**dict(setting)))
+
+
+def spared(defense: Defense) -> Defense:
+    """Return the defense as it is, or its quick twin where that one is quicker here.
+
+    The quick twin of a defense that decomposes a Jacobian looks for the leading part alone; that of a network this small takes
+    several times as long as the whole.
+    """
+    twin = defense.quick()
+    return defense if getattr(twin, "mode", "") == "leading" else twin

@@ -225,8 +225,15 @@ def test_the_last_record_alone_is_left_out_for_batch_norm() -> None:
     assert len(build_federation(asked.replace(batch_norm="eval"), TRAIN, TEST).batch(0, 0)) == 46
 
 
+HORIZONTAL = [name for name in DEFENSES.names() if not horizontal_fault(DEFENSES.build(name))]
+SPARED = {"shadow": "shadow(latent_steps=5, fit_steps=1)"}
+"""Defenses that take half a minute with all the steps of their defaults, with fewer."""
+
+
 # Every registered defense, at its defaults: two rounds with a sampled client more, so that states come back.
-@pytest.mark.parametrize("name", [name for name in DEFENSES.names() if not horizontal_fault(DEFENSES.build(name))])
+@pytest.mark.parametrize(
+    "name", [SPARED.get(name, name) for name in HORIZONTAL] + [pytest.param(name, marks=pytest.mark.slow) for name in SPARED]
+)
 def test_every_defense_trains(name: str, untouched_global_rng: None) -> None:
     data, test = shapes(18, size=12), shapes(12, seed=1, size=12)
     asked = settings(model="lenet", defense=name, clients=2, clients_per_round=2, rounds=2, minibatch=3, learning_rate=0.05)

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -240,25 +241,53 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
     return contents(folder)
 
 
-@pytest.mark.parametrize("workers", [1, 2])
-def test_a_killed_run_ends_with_the_same_bytes(workers: int, tmp_path: Path, undisturbed: dict[str, bytes]) -> None:
-    first = start(tmp_path, workers)
-    wait_for(lambda: finished_cells(tmp_path) or first.poll() is not None)
+def killed(out: Path, workers: int) -> dict[Path, int]:
+    """Kill the command when it has finished a cell; return what it finished and when, which is not all."""
+    first = start(out, workers)
+    wait_for(lambda: finished_cells(out) or first.poll() is not None)
     helpers = children(first)
     first.send_signal(signal.SIGKILL)
     finish(first, -signal.SIGKILL)
     wait_for(lambda: all(gone(helper) for helper in helpers), 30)
-    kept = {path: path.stat().st_mtime_ns for path in finished_cells(tmp_path)}
+    kept = {path: path.stat().st_mtime_ns for path in finished_cells(out)}
     assert kept
     if len(kept) == CELLS:
         pytest.skip("the run ended before it could be killed")
+    return kept
 
-    finish(start(tmp_path, workers), 0)
+
+def check_whole(out: Path, kept: dict[Path, int], undisturbed: dict[str, bytes]) -> None:
+    """Check that a run which was killed and continued has left what was kept, and ended as one that nothing happened to."""
     assert {path: path.stat().st_mtime_ns for path in kept} == kept
-    found = {name: content for name, content in contents(tmp_path).items() if not name.endswith(".part")}
+    found = {name: content for name, content in contents(out).items() if not name.endswith(".part")}
     assert len(undisturbed) == 2 * CELLS
     assert found == undisturbed
-    assert (tmp_path / "report.html").is_file()
+    assert (out / "report.html").is_file()
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_a_killed_run_ends_with_the_same_bytes(workers: int, tmp_path: Path, undisturbed: dict[str, bytes]) -> None:
+    kept = killed(tmp_path, workers)
+    assert main([*COMMAND, "--out", str(tmp_path), "--workers", "1"]) == 0
+    check_whole(tmp_path, kept, undisturbed)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("workers", [1, 2])
+def test_the_same_command_continues_a_killed_run(workers: int, tmp_path: Path, undisturbed: dict[str, bytes]) -> None:
+    kept = killed(tmp_path, workers)
+    finish(start(tmp_path, workers), 0)
+    check_whole(tmp_path, kept, undisturbed)
+
+
+def test_a_run_in_processes_ends_with_the_same_bytes(
+    tmp_path: Path, undisturbed: dict[str, bytes], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # One process does what two would do: each of them takes seconds to start.
+    monkeypatch.setattr("gradveil.run.pool.ProcessPoolExecutor", lambda _, **more: ProcessPoolExecutor(1, **more))
+    monkeypatch.setattr("gradveil.run.pool.do_job", None)  # the work is not done here
+    assert main([*COMMAND, "--out", str(tmp_path), "--workers", "2"]) == 0
+    check_whole(tmp_path, {}, undisturbed)
 
 
 # Ctrl-C goes to all processes of a terminal; a scheduler or a container tells the first one alone to end.

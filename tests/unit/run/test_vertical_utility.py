@@ -26,7 +26,7 @@ PLAN = Plan.default(
     model=["mlp(hidden=64)"],
     cut=["cut1"],
     records=6,
-    ensemble=["inverting_gradients(steps=80, objective='l2', signed=False)"],
+    ensemble=["inverting_gradients(steps=20, objective='l2', signed=False)"],
     defense=["none", "embedding_noise(delta=4.0)", "embedding_pruning(rate=0.5)"],
     utility=UTILITY,
     risk="off",
