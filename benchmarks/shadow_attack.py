@@ -134,7 +134,7 @@ def _attack(observations: list[Observation], steps: int, seed: Seed, others: dic
             kept = best.setdefault(one.stance, {})
             if one.target not in kept or one.best_loss < kept[one.target].best_loss:
                 kept[one.target] = one
-    if observations[0].adversary.matches_plainly:
+    if observations[0].adversary.arrives(observations[0]).plain_search:
         for name, public in others.items():
             twins = informed_twins(list(best[PLAIN].values()), [each.replace(public=public) for each in observations])
             best[name] = {one.target: one for one in twins}

@@ -65,7 +65,7 @@ class InvertingGradients:
 
     def applies(self, observation: Observation) -> str | None:
         """Return None, unless the likelihood is asked for and the release carries no noise of known law."""
-        if self.objective == LIKELIHOOD and observation.adversary.noise_std(observation) is None:
+        if self.objective == LIKELIHOOD and observation.adversary.arrives(observation).noise_std is None:
             return "the defense adds no Gaussian noise of known size"
         return None
 

@@ -168,7 +168,7 @@ def _attack(case: _Case) -> tuple[dict[str, Any], torch.Tensor]:
 
 def _unexplained(observation: Observation, best: float, null: float) -> dict[str, Any]:
     """Return the referee's scores in words people can read: a share of the update, or multiples of the noise's power."""
-    noisy = bool(observation.adversary.noise_std(observation))
+    noisy = bool(observation.adversary.arrives(observation).noise_std)
     # Under known noise the score is half the squared residual per entry over the noise's variance: 1/2 at the truth.
     scores = {"best": best, "null": null}
     finite = {name: (2 * value if noisy else value) if math.isfinite(value) else None for name, value in scores.items()}

@@ -50,7 +50,7 @@ class Target:
     @property
     def replayed_inputs(self) -> Tensor:
         """The inputs that an attacker who knows the defense replays: those trained on, or the raw ones, on the same device."""
-        raw = self.observation.adversary.replays_raw
+        raw = self.observation.adversary.arrives(self.observation).raw_inputs
         return self.batch.inputs.to(self.trained_inputs) if raw else self.trained_inputs
 
 

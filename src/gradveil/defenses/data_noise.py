@@ -13,7 +13,7 @@ from gradveil.defenses.base import DEFENSES, ClientView, Defense, DefenseCard, S
 from gradveil.defenses.laplace_noise import draw_laplace
 from gradveil.defenses.parts.checks import check_choice, check_number
 from gradveil.defenses.parts.denoising import denoise_images
-from gradveil.records import Batch, Observation, Reconstruction
+from gradveil.records import Batch, Observation, Reconstruction, WhatArrives
 from gradveil.tensors import check_finite
 
 __all__ = ["DataNoise", "NoisyDataAdversary"]
@@ -30,9 +30,9 @@ class NoisyDataAdversary(OpenAdversary):
 
     std: float
 
-    def incomplete_for(self, observation: Observation) -> bool:
-        """True over several rounds, each of which draws its own noise."""
-        return len(observation.updates) > 1
+    def arrives(self, observation: Observation) -> WhatArrives:
+        """Say that it is incomplete over several rounds, each of which draws its own noise."""
+        return super().arrives(observation).replace(incomplete=len(observation.updates) > 1)
 
     def finish(self, reconstruction: Reconstruction, observation: Observation) -> Reconstruction:
         """Denoise with the strength of the known noise."""

@@ -239,7 +239,8 @@ def _risk_seconds(cell: Cell, subject: Subject, speed: _Speed) -> float:
         return 0.0
     size = subject.candidates[0].numel() * subject.learner.parameters
     each = (EXACT_UPDATES if size <= DENSE_ENTRIES else RISK_UPDATES) * speed.client / cell.batch_size
-    plain = subject.targets[0].observation.adversary.matches_plainly
+    observation = subject.targets[0].observation
+    plain = observation.adversary.arrives(observation).plain_search
     return cell.targets * cell.batch_size * cell.clients * each * (1 if plain else 2)
 
 

@@ -183,7 +183,7 @@ class KnowsTheDefense(_Wrong):
 
     def run(self, observations: Sequence[Observation], desk: Desk) -> list[Reconstruction]:
         """Ask which tensors are exact."""
-        observations[0].adversary.exact(observations[0])
+        observations[0].adversary.arrives(observations[0]).exact()
         return self.right(observations, desk)
 
 

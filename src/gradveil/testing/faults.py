@@ -22,7 +22,7 @@ from gradveil.defenses.entry_dropout import EntryDropout
 from gradveil.defenses.gaussian_noise import GaussianNoise, NoisyUpdateAdversary
 from gradveil.defenses.pruning import Pruning
 from gradveil.learning.learner import Learner
-from gradveil.records import Batch, Comparison, ModelSpec, Observation, Payload, Update
+from gradveil.records import Batch, Comparison, ModelSpec, Observation, Payload, Update, WhatArrives
 from gradveil.tensors import Named, norm, scale
 
 __all__ = ["FAULTS"]
@@ -318,11 +318,9 @@ ComparesNothing = _with_adversary(
 
 @dataclass(frozen=True)
 class _BelievesInExactness(NoisyUpdateAdversary):
-    def exact(self, observation: Observation) -> frozenset[str]:
-        return frozenset(observation.update.weights)
-
-    def noise_std(self, observation: Observation) -> float:
-        return self.std**2
+    def arrives(self, observation: Observation) -> WhatArrives:
+        names = frozenset(observation.update.weights)
+        return super().arrives(observation).replace(exact=lambda: names, noise_std=self.std**2)
 
 
 @rejected_by("exact_is_exact", "noise_is_as_told")

@@ -30,7 +30,7 @@ GOLDEN = json.loads((Path(__file__).parents[2] / "golden" / "attacks.json").read
 def spelled(ensemble: Ensemble) -> str:
     """Return everything that decides an ensemble, as text."""
     members = [
-        {"attack": config_of(m.attack), "stances": m.stances} | ({"where_drowned": True} if m.where_drowned else {})
+        {"attack": config_of(m.attack), "stances": m.stances} | ({"where_drowned": True} if m.where_equal else {})
         for m in ensemble.members
     ]
     shared: dict[str, object] = {
@@ -156,4 +156,4 @@ def test_weighing_tensors_alike_is_for_updates_that_drown_the_quiet_ones(model: 
         more = [attack for attack in new[len(old) :] if isinstance(attack, InvertingGradients)]
         assert new == [*old, *more]
         assert [(attack.title, attack.stance) for attack in more] == ([("smooth_layers", "informed")] if asked else [])
-    assert not seen.adversary.drowns(seen.replace(payloads=()))  # nobody sees factors in a secure aggregate
+    assert not seen.adversary.arrives(seen.replace(payloads=())).equal_weights  # nobody sees factors in a secure aggregate

@@ -23,6 +23,7 @@ from gradveil.defenses import (
     parts_of,
     spell_defense,
 )
+from gradveil.defenses.chain import ChainAdversary
 from gradveil.defenses.clipping import Clipping
 from gradveil.defenses.data_noise import DataNoise
 from gradveil.defenses.example_clipping import ExampleClipping
@@ -33,7 +34,7 @@ from gradveil.defenses.pruning import Pruning
 from gradveil.defenses.top_k import TopK
 from gradveil.errors import DefenseOrder, UsageError
 from gradveil.learning import Learner, Loss
-from gradveil.records import Batch, Comparison, Observation, Payload, Update
+from gradveil.records import Batch, Comparison, Observation, Payload, Update, WhatArrives
 from gradveil.study.local_training import TrainingSettings
 from gradveil.tensors import Named
 from gradveil.testing.defenses_scene import Scene, distance
@@ -263,7 +264,8 @@ def residual_at_truth(defense: Defense) -> float:
 def test_the_composed_attacker_replays_every_part(spelling: str) -> None:
     defense = build_defense(spelling)
     assert residual_at_truth(defense) < 1e-5
-    assert not defense.adversary().incomplete
+    seen, _ = observe(defense)
+    assert not seen.adversary.arrives(seen).incomplete
 
 
 @pytest.mark.parametrize(
@@ -278,7 +280,8 @@ def test_the_composed_attacker_replays_every_part(spelling: str) -> None:
     ],
 )
 def test_what_a_later_part_hides_is_flagged(spelling: str, incomplete: bool) -> None:
-    assert build_defense(spelling).adversary().incomplete is incomplete
+    seen, _ = observe(build_defense(spelling))
+    assert seen.adversary.arrives(seen).incomplete is incomplete
 
 
 @pytest.mark.parametrize(
@@ -292,7 +295,8 @@ def test_what_a_later_part_hides_is_flagged(spelling: str, incomplete: bool) -> 
     ],
 )
 def test_attackers_who_only_know_the_noise_search_as_plain_ones_do(spelling: str, plainly: bool) -> None:
-    assert build_defense(spelling).adversary().matches_plainly is plainly
+    seen, _ = observe(build_defense(spelling))
+    assert seen.adversary.arrives(seen).plain_search is plainly
 
 
 @pytest.mark.parametrize(
@@ -309,8 +313,61 @@ def test_attackers_who_only_know_the_noise_search_as_plain_ones_do(spelling: str
 )
 def test_noise_adds_up_and_is_unknown_once_something_else_follows(parts: tuple[Defense, ...], std: float | None) -> None:
     seen, _ = observe(NoDefense())
-    found = Chain(parts=parts).adversary().noise_std(seen)
+    found = Chain(parts=parts).adversary().arrives(seen).noise_std
     assert found == (None if std is None else pytest.approx(std))
+
+
+@dataclass(frozen=True)
+class Telling(OpenAdversary):
+    """An attacker who says of what arrives what it is told to say."""
+
+    told: WhatArrives
+
+    def arrives(self, observation: Observation) -> WhatArrives:
+        return self.told
+
+
+@dataclass(frozen=True)
+class TellingAndComparing(Telling):
+    """The same, and it compares in its own way."""
+
+    def compare(self, evidence: Named, simulated: Named, variables: Named) -> Comparison:
+        return super().compare(evidence, simulated, variables)
+
+
+def test_what_arrives_of_a_chain_is_put_together_from_all_parts() -> None:
+    seen, _ = observe(NoDefense())
+    names = frozenset(seen.update.weights)
+    first, second = sorted(names)[:2]
+    quiet = TellingAndComparing(
+        WhatArrives(
+            exact=lambda: names - {first}, least_protected_round=2, label_evidence=lambda bias, _: bias + 1, equal_weights=True
+        )
+    )
+    mute = Telling(WhatArrives(exact=lambda: names, label_evidence=lambda bias, _: None, plain_search=True, raw_inputs=True))
+    told = ChainAdversary((quiet, mute)).arrives(seen)
+    assert told.exact() == names - {first} and told.least_protected_round == 2
+    assert told.equal_weights and told.raw_inputs and not told.plain_search and not told.incomplete
+    assert told.label_evidence is not None
+    answer = told.label_evidence(torch.zeros(3), lambda: torch.zeros(3))
+    assert answer is not None and answer.tolist() == [1, 1, 1]
+    later = Telling(WhatArrives(exact=lambda: names - {second}, incomplete=True, equal_weights=True))
+    both = ChainAdversary((mute, later)).arrives(seen)
+    assert both.exact() == names - {second} and both.incomplete
+    assert not both.equal_weights  # nobody compares in a way of its own
+    hidden = ChainAdversary((quiet, Telling(WhatArrives(exact=lambda: names - {second})))).arrives(seen)
+    assert hidden.incomplete  # what the first compares, the second has changed
+
+
+def test_what_costs_is_asked_of_no_part_before_somebody_asks() -> None:
+    def refuse() -> frozenset[str]:
+        raise AssertionError("nobody asked")
+
+    seen, _ = observe(NoDefense())
+    costly = TellingAndComparing(WhatArrives(exact=refuse))
+    told = ChainAdversary((OpenAdversary(), costly)).arrives(seen)
+    with pytest.raises(AssertionError, match="nobody asked"):
+        told.exact()
 
 
 @dataclass(frozen=True)
@@ -356,7 +413,7 @@ def test_every_part_of_the_attacker_gets_its_own_unknowns() -> None:
     assert adversary.on_update({"w": torch.zeros(1)}, scene.learner, variables)["w"].tolist() == [7.0]
     moved = adversary.prepare_learner(scene.learner, variables).weights["gain"] - scene.learner.weights["gain"]
     assert float(moved) == pytest.approx(7.0)
-    assert adversary.exact(seen) == frozenset(seen.update.weights)
+    assert adversary.arrives(seen).exact() == frozenset(seen.update.weights)
 
 
 @pytest.mark.parametrize(

@@ -154,7 +154,7 @@ def _run_recipe(recipe: Recipe, observations: Sequence[Observation], desk: Desk)
     smooth = recipe.smooth_relu and bool(recipe.matching) and has_relu(first.learner)
     learners = tuple(smooth_learner(learner) if smooth else learner for learner in first.learners)
     learners = tuple(quicker(learner, first.input_shape) for learner in learners)
-    matching = _Matching(recipe, learners, adversary, adversary.noise_std(first), smooth)
+    matching = _Matching(recipe, learners, adversary, adversary.arrives(first).noise_std, smooth)
     steps = desk.steps(recipe.steps)
     leaves, constants = _stack(recipe, adversary, observations, desk, smooth)
     count = leaves["inputs"].shape[0]

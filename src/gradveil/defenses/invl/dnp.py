@@ -16,7 +16,7 @@ from gradveil.defenses.parts.checks import check_choice, check_flag, check_numbe
 from gradveil.defenses.parts.denoising import denoise_in_subspace
 from gradveil.errors import UsageError
 from gradveil.learning.learner import Learner
-from gradveil.records import Batch, Observation, Reconstruction
+from gradveil.records import Batch, Observation, Reconstruction, WhatArrives
 from gradveil.tensors import Named, check_finite
 
 __all__ = ["InvLDNP", "SubspaceNoiseAdversary"]
@@ -161,9 +161,9 @@ class SubspaceNoiseAdversary(OpenAdversary):
 
     defense: InvLDNP
 
-    def incomplete_for(self, observation: Observation) -> bool:
-        """True over several rounds, each of which draws its own noise."""
-        return len(observation.updates) > 1
+    def arrives(self, observation: Observation) -> WhatArrives:
+        """Say that it is incomplete over several rounds, each of which draws its own noise."""
+        return super().arrives(observation).replace(incomplete=len(observation.updates) > 1)
 
     def finish(self, reconstruction: Reconstruction, observation: Observation) -> Reconstruction:
         """Take the noise off inside the subspace."""

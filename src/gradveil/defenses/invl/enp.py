@@ -27,7 +27,7 @@ from gradveil.defenses.parts.checks import check_choice, check_flag, check_numbe
 from gradveil.errors import UsageError
 from gradveil.learning.embedding import EMBEDDING, EMBEDDING_GRADIENT
 from gradveil.learning.learner import Learner
-from gradveil.records import Comparison, Observation
+from gradveil.records import Comparison, Observation, WhatArrives
 from gradveil.tensors import Named, check_finite
 
 if TYPE_CHECKING:
@@ -185,14 +185,10 @@ class SubspaceEmbeddingAdversary(EmbeddingAdversary):
 
     defense: InvLENP
 
-    @property
-    def incomplete(self) -> bool:
-        """True where every record has a basis of its own."""
-        return self.defense.basis == "record"
-
-    def incomplete_for(self, observation: Observation) -> bool:
-        """True also without public inputs, and where the gradient is seen as well."""
-        return self.incomplete or observation.public is None or EMBEDDING_GRADIENT in observation.update.weights
+    def arrives(self, observation: Observation) -> WhatArrives:
+        """Say that it is incomplete where a record has a basis of its own, nobody has public inputs, or a gradient is seen."""
+        guessed = self.defense.basis == "record" or observation.public is None
+        return super().arrives(observation).replace(incomplete=guessed or EMBEDDING_GRADIENT in observation.update.weights)
 
     def evidence(self, observation: Observation, round_index: int) -> Named:
         """Return the embedding, the span of the noise, and each record's weight inside it."""
