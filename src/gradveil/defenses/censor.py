@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.func import vmap
 
 from gradveil.adversary import OBSERVED, OpenAdversary, prefixed, with_prefix
-from gradveil.defenses.base import DEFENSES, ClientView, Defense, DefenseCard, State
+from gradveil.defenses.base import DEFENSES, ClientView, Defense, DefenseCard, Need, State
 from gradveil.defenses.parts.checks import check_choice, check_number
 from gradveil.records import Batch, Comparison, Observation, Update, WhatArrives
 from gradveil.tensors import Named, check_finite, flatten, unflatten
@@ -284,6 +284,10 @@ class Censor(Defense):
         for name, more in ((ROUNDS, 1), (FALLBACKS, int(chosen.fell_back))):
             counted[name] = state.get(name, torch.zeros((), dtype=torch.int64)) + more
         return update.replace(weights={n: chosen.weights[n].to(v.dtype) for n, v in update.weights.items()}), counted
+
+    def needs(self) -> frozenset[Need]:
+        """Ask for the batch and its loss: the candidate is kept after whose step the loss is lowest."""
+        return super().needs() | {"batch", "loss"}
 
     def adversary(self) -> OpenAdversary:
         """Return the attacker who matches norms and angles, and everything where nothing was done."""

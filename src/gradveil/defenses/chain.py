@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from gradveil.adversary import OpenAdversary, overrides, prefixed, with_prefix
-from gradveil.defenses.base import DEFENSES, AdaptedModel, ClientView, Defense, DefenseCard, State
+from gradveil.defenses.base import DEFENSES, AdaptedModel, ClientView, Defense, DefenseCard, Need, State
 from gradveil.errors import DefenseOrder, UsageError
 from gradveil.learning.learner import GradientHook, Learner
 from gradveil.learning.losses import Loss
@@ -165,6 +165,10 @@ class Chain(Defense):
     def adversary(self) -> OpenAdversary:
         """Return the composition of the parts' attackers."""
         return ChainAdversary(tuple(part.adversary() for part in self.parts))
+
+    def needs(self) -> frozenset[Need]:
+        """Return what any part needs."""
+        return frozenset(need for part in self.parts for need in part.needs())
 
     def quick(self) -> Defense:
         """Return the chain of its parts with less effort."""

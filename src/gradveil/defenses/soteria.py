@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.func import vjp, vmap
 
 from gradveil.adversary import MASK, OBSERVED, OpenAdversary, prefixed, with_prefix
-from gradveil.defenses.base import DEFENSES, ClientView, Defense, DefenseCard, State
+from gradveil.defenses.base import DEFENSES, ClientView, Defense, DefenseCard, Need, State
 from gradveil.defenses.parts.checks import check_number
 from gradveil.errors import UsageError
 from gradveil.learning.learner import Learner
@@ -192,6 +192,10 @@ class Soteria(Defense):
         found = feature_sensitivities(learner.replace(weights=view.weights or learner.weights), batch.inputs, noise)
         mask = column_mask(*found, self.rate, self.epsilon)
         return {**gradient, layer: gradient[layer] * mask}, state
+
+    def needs(self) -> frozenset[Need]:
+        """Ask for the batch: columns are chosen by the features of its examples."""
+        return super().needs() | ({"batch"} if self.rate else set())
 
     def adversary(self) -> OpenAdversary:
         """Return the attacker who reads the mask off the zero columns."""

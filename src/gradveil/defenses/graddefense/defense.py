@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from gradveil.adversary import OBSERVED, OpenAdversary, prefixed, with_prefix
-from gradveil.defenses.base import DEFENSES, ClientView, Defense, DefenseCard, State
+from gradveil.defenses.base import DEFENSES, ClientView, Defense, DefenseCard, Need, State
 from gradveil.defenses.graddefense.compensation import denoise_update
 from gradveil.defenses.graddefense.sensitivity import cut_slices, layer_sensitivity, root_inputs, slice_of_entries
 from gradveil.defenses.parts.checks import check_number
@@ -264,6 +264,10 @@ class GradDefense(Defense):
         share = math.fsum((count / everyone) ** 2 for count in examples)
         std = self.std * math.sqrt(self.noisy / self.slices * share)
         return total.replace(weights=denoise_update(total.weights, std, ASPECT))
+
+    def needs(self) -> frozenset[Need]:
+        """Ask for the loss: slices are cut by how its gradient answers to the input."""
+        return super().needs() | ({"loss"} if not self._off else set())
 
     def adversary(self) -> OpenAdversary:
         """Return the attacker who finds the slices without noise."""

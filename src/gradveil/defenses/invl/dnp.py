@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from gradveil.adversary import OpenAdversary, prefixed, with_prefix
-from gradveil.defenses.base import DEFENSES, ClientView, Defense, DefenseCard, State
+from gradveil.defenses.base import DEFENSES, ClientView, Defense, DefenseCard, Need, State
 from gradveil.defenses.invl.singular_noise import QUICK, BasisMode, Rule, check_basis, check_share, class_centres, right_bases
 from gradveil.defenses.parts.checks import check_choice, check_flag, check_number, check_whole, noise_std
 from gradveil.defenses.parts.denoising import denoise_in_subspace
@@ -98,10 +98,9 @@ class InvLDNP(Defense):
         """Standard deviation of the noise along each direction."""
         return noise_std(self.delta, self.variance)
 
-    @property
-    def needs_labels(self) -> bool:
-        """A class's mean needs to know who is of that class."""
-        return self.basis == "class"
+    def needs(self) -> frozenset[Need]:
+        """Ask for labels where the basis is a class's: its mean needs to know who is of that class."""
+        return super().needs() | ({"loss"} if self.basis == "class" else set())
 
     def protect_batch(self, batch: Batch, view: ClientView, state: State) -> tuple[Batch, State]:
         """Add the noise once per round."""

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from gradveil.adversary import OBSERVED, OpenAdversary
-from gradveil.defenses.base import DEFENSES, ClientView, Defense, DefenseCard, State
+from gradveil.defenses.base import DEFENSES, ClientView, Defense, DefenseCard, Need, State
 from gradveil.defenses.embedding_noise import EmbeddingAdversary
 from gradveil.defenses.invl.singular_noise import (
     QUICK,
@@ -160,6 +160,12 @@ class InvLENP(Defense):
         The range proper begins after hundreds of them; sparing its share would leave nothing for the noise.
         """
         return dataclasses.replace(self, spared=0.0, mode="leading", most=min(self.most, QUICK))
+
+    def needs(self) -> frozenset[Need]:
+        """Ask for the inputs behind the embedding, whose Jacobians span the noise, or for the public ones in their place."""
+        if self.std == 0:
+            return super().needs()
+        return super().needs() | ({"batch"} if self.basis == "record" else {"public"})
 
     def adversary(self) -> OpenAdversary:
         """Return the attacker who compares where there is no noise."""
