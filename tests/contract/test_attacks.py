@@ -52,7 +52,7 @@ def test_an_attack_that_misreads_the_sign_still_keeps_its_form() -> None:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Homeless:
+class Homeless(Attack):
     card: ClassVar[AttackCard] = AttackCard(
         name="homeless", summary="Applies nowhere.", needs=frozenset({Knowledge.ARCHITECTURE})
     )

@@ -13,10 +13,9 @@ from typing import Any
 import torch
 
 from gradveil.attacks.adaptive import STANCES, stances_for
-from gradveil.attacks.base import ATTACKS, Attack, Desk
+from gradveil.attacks.base import ATTACKS, Attack, Desk, check_is_attack
 from gradveil.attacks.batch_statistics import with_statistics
 from gradveil.attacks.deep_leakage import DLG, IDLG
-from gradveil.attacks.engine.matching import LIKELIHOOD
 from gradveil.attacks.feature_inversion import FeatureInversion
 from gradveil.attacks.inverting_gradients import InvertingGradients
 from gradveil.attacks.linear_layer import LinearLayer
@@ -228,9 +227,8 @@ def resolve(spelling: str, sees: str = "update") -> Ensemble:
     if ":" not in bare and bare not in ATTACKS.names():
         raise UsageError(f"there is no ensemble or attack called {bare!r}{suggest(bare, known)}")
     attack = ATTACKS.build(spelling)
-    # An attack that is no recipe does the same in every stance, unless it says which it can take.
-    stances = STANCES if hasattr(attack, "recipe") else getattr(attack, "stances", ("plain",))
-    return Ensemble(spelling, "One attack in every stance it can take.", (Member(attack, stances),), rehearsals=2)
+    check_is_attack(attack)
+    return Ensemble(spelling, "One attack in every stance it can take.", (Member(attack, attack.stances),), rehearsals=2)
 
 
 def line_up(ensemble: Ensemble, observation: Observation, desk: Desk) -> list[Attack]:
@@ -245,17 +243,13 @@ def line_up(ensemble: Ensemble, observation: Observation, desk: Desk) -> list[At
             continue
         if member.where_equal and not told.equal_weights:
             continue
-        stances = [stance for stance in member.stances if stance in possible]
-        if getattr(member.attack, "objective", "") == LIKELIHOOD:
-            stances = [stance for stance in stances if stance == "informed"]
-        elif told.plain_search:
+        stances = [stance for stance in member.stances if stance in possible and stance in member.attack.stances]
+        if told.plain_search and "plain" in member.attack.stances:
             # The informed search would be the plain one step by step; what the defense's attacker adds comes with
             # `informed_twins`.
             stances = [stance for stance in stances if stance != "informed"]
-        here = [
-            replace(member.attack, stance=stance) if hasattr(member.attack, "stance") else member.attack for stance in stances
-        ]
-        more = [with_statistics(attack, observation) for attack in here if getattr(attack, "stance", "") in ("plain", "informed")]
+        here = [member.attack.with_stance(stance) for stance in stances]
+        more = [with_statistics(attack, observation) for attack in here if attack.stance in ("plain", "informed")]
         attacks += [*here, *(attack for attack in more if attack is not None)]
     return attacks
 

@@ -10,7 +10,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from gradveil.attacks.base import ATTACKS, AttackCard, Desk
+from gradveil.attacks.base import ATTACKS, Attack, AttackCard, Cost, Desk
 from gradveil.attacks.engine.execution import choose_execution
 from gradveil.attacks.engine.labels import classifier_layer, recover_labels
 from gradveil.attacks.engine.loop import Problem, optimise
@@ -62,7 +62,7 @@ def _ignores_noise(learner: Learner, layer: str, inputs: Tensor) -> bool:
     )
 )
 @dataclass(frozen=True, kw_only=True)
-class FeatureInversion:
+class FeatureInversion(Attack):
     """Minimise ``|phi(x') - r|^2 / |phi(x_0) - r|^2 + tv TV(x')`` with ``r = dW^T db / |db|^2`` from the last linear layer.
 
     The ratio is blind to a common positive factor, so clipping does not hinder it, and a layer that a defense lets through
@@ -85,6 +85,10 @@ class FeatureInversion:
         """Refuse a weight that cannot change geometrically."""
         if not (self.tv > 0 and self.tv_end > 0):
             raise UsageError(f"tv is {self.tv} and tv_end is {self.tv_end}; both must be above 0")
+
+    def cost(self) -> Cost:
+        """Return its steps and restarts."""
+        return Cost(self.steps, self.restarts)
 
     def applies(self, observation: Observation) -> str | None:
         """Return why not, unless one example stands behind the update and the last layer is linear with a bias."""

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from gradveil.adversary import prefixed, with_prefix
-from gradveil.attacks.base import ATTACKS, AttackCard, Desk
+from gradveil.attacks.base import ATTACKS, Attack, AttackCard, Cost, Desk
 from gradveil.attacks.engine.execution import COARSE_FROM, Execution, choose_execution
 from gradveil.attacks.engine.labels import recover_labels
 from gradveil.attacks.engine.loop import Problem, optimise
@@ -129,7 +129,7 @@ def _same_outputs(learner: Learner, parts: Sequence[Learner], probe: Tensor) -> 
     )
 )
 @dataclass(frozen=True, kw_only=True)
-class Peeling:
+class Peeling(Attack):
     """Minimise ``sum_l |g_l(h) - g_l|^2 / |g_l|^2`` over features h, then ``|b(x) - h|^2 + tv TV(x)`` over images x, in turn.
 
     g_l are the gradients of the layers behind the first max pool, b the layers up to it. Matching all gradients in the image
@@ -163,6 +163,10 @@ class Peeling:
         """Refuse a weight that cannot change geometrically."""
         if not (self.tv > 0 and self.tv_end > 0):
             raise UsageError(f"tv is {self.tv} and tv_end is {self.tv_end}; both must be above 0")
+
+    def cost(self) -> Cost:
+        """Return its steps and restarts."""
+        return Cost(self.steps, self.restarts)
 
     def applies(self, observation: Observation) -> str | None:
         """Return why not, unless one gradient of one example through a row of layers with max pooling was seen."""

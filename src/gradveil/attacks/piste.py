@@ -18,7 +18,7 @@ from torch.func import functional_call
 
 from gradveil.adversary import prefixed, with_prefix
 from gradveil.attacks.adaptive import adversary_for
-from gradveil.attacks.base import ATTACKS, AttackCard, Desk
+from gradveil.attacks.base import ATTACKS, Attack, AttackCard, Cost, Desk
 from gradveil.attacks.engine.execution import choose_execution
 from gradveil.attacks.engine.labels import recover_labels
 from gradveil.attacks.engine.loop import Problem, optimise
@@ -96,7 +96,7 @@ class Decoder(nn.Module):
     )
 )
 @dataclass(frozen=True, kw_only=True)
-class PisteLike:
+class PisteLike(Attack):
     """Minimise ``|e(G(z)) - e|^2 / |e|^2 + tv TV(G(z))`` by Adam over weights and code of an untrained decoder G.
 
     Departs from the paper: we had no code of it, and the paper that uses it as a baseline (InvRE) tells only "deep generative
@@ -117,7 +117,6 @@ class PisteLike:
     """
 
     card: ClassVar[AttackCard]
-    stances: ClassVar[tuple[str, ...]] = STANCES
     steps: int = 2000
     restarts: int = 1
     learning_rate: float = 0.003
@@ -133,6 +132,15 @@ class PisteLike:
         for name in ("steps", "restarts", "latent", "width"):
             if getattr(self, name) < 1:
                 raise UsageError(f"{name} is {getattr(self, name)}; it must be at least 1")
+
+    @property
+    def stances(self) -> tuple[str, ...]:
+        """Plain, or with the defense's own attacker."""
+        return STANCES
+
+    def cost(self) -> Cost:
+        """Return its steps and restarts."""
+        return Cost(self.steps, self.restarts)
 
     def applies(self, observation: Observation) -> str | None:
         """Return why not, unless an embedding was seen."""

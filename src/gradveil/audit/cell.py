@@ -116,7 +116,8 @@ class _Counter:
 
 def planned_steps(attacks: Sequence[Attack], desk: Desk, observations: int) -> int:
     """Return the candidate-steps the attacks would spend if none stopped early."""
-    return sum(desk.steps(getattr(a, "steps", 1)) * getattr(a, "restarts", 1) * observations for a in attacks)
+    costs = [attack.cost() for attack in attacks]
+    return sum(desk.steps(cost.steps) * cost.restarts * observations for cost in costs)
 
 
 def attack_all(

@@ -13,6 +13,7 @@ from torch import Tensor
 from gradveil.attacks.base import Desk
 from gradveil.attacks.engine.matching import Recipe, run_recipe
 from gradveil.attacks.ensembles import Ensemble
+from gradveil.attacks.gradient_matching import GradientMatching
 from gradveil.attacks.referee import Referee, Verdict, recipe_key
 from gradveil.audit.scene import Subject
 from gradveil.metrics import among_nearest, assign, label_hits, measure, ranks, summarise
@@ -124,9 +125,8 @@ def null_rows(subject: Subject, ensemble: Ensemble, desk: Desk, tries: int, sele
 
 def _prior_only(subject: Subject, ensemble: Ensemble, desk: Desk, tries: int) -> Scored:
     """Run the ensemble's recipes with the matching term switched off."""
-    recipes = [member.attack.recipe() for member in ensemble.members if hasattr(member.attack, "recipe")] or [
-        Recipe(name="prior", tv=1e-2)
-    ]
+    searches = [member.attack for member in ensemble.members if isinstance(member.attack, GradientMatching)]
+    recipes = [attack.recipe() for attack in searches] or [Recipe(name="prior", tv=1e-2)]
     observations = [target.observation for target in subject.targets]
     quiet = Desk(seed=desk.seed.child("prior only"), budget=PRIOR_STEPS, execution="batched")
     found: list[list[Reconstruction]] = [[] for _ in observations]

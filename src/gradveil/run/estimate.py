@@ -18,7 +18,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gradveil.attacks.adaptive import DRAWS, REFRESH_EVERY
 from gradveil.attacks.engine.execution import Execution, choose_execution
 from gradveil.attacks.ensembles import line_up, resolve
 from gradveil.audit.party import own_data
@@ -224,12 +223,11 @@ def _row(cell: Cell, dataset: Dataset, speed: _Speed) -> CellEstimate:
         raise UsageError(f"no attack of {ensemble.name!r} applies to {cell.model!r} at batch size {cell.batch_size}")
     steps, seconds = 0, 0.0
     for attack in attacks:
-        wanted = int(getattr(attack, "steps", 1)) * int(getattr(attack, "restarts", 1))
-        count = min(wanted, desk.budget * int(getattr(attack, "restarts", 1))) * (cell.targets + ensemble.rehearsals)
-        draws = {"averaged": DRAWS, "straight_through": 1}.get(getattr(attack, "stance", ""), 0)
+        cost = attack.cost()
+        count = min(cost.steps, desk.budget) * cost.restarts * (cell.targets + ensemble.rehearsals)
         steps += count
-        seconds += count * (speed.step + ((draws + 1) * speed.client / REFRESH_EVERY if draws else 0.0))
-    stances = tuple(dict.fromkeys(str(getattr(attack, "stance", "plain")) for attack in attacks))
+        seconds += count * (speed.step + cost.client_updates * speed.client)
+    stances = tuple(dict.fromkeys(attack.stance for attack in attacks))
     return CellEstimate(cell, stances, steps, JUDGING * seconds + _risk_seconds(cell, subject, speed))
 
 

@@ -14,7 +14,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from gradveil.attacks.base import Attack, AttackCard, Desk
+from gradveil.attacks.base import Attack, AttackCard, Cost, Desk
 from gradveil.attacks.engine.labels import recover_labels
 from gradveil.attacks.engine.matching import run_recipe
 from gradveil.attacks.engine.objectives import OBJECTIVES
@@ -185,6 +185,19 @@ class KnowsTheDefense(_Wrong):
         """Ask which tensors are exact."""
         observations[0].adversary.arrives(observations[0]).exact()
         return self.right(observations, desk)
+
+
+@rejected_by("stances_and_cost_are_told")
+@dataclass(frozen=True, kw_only=True)
+class HidesItsCost(_Wrong):
+    """Says that it looks at the update once, so that plans and progress are wrong.
+
+    Departs from the paper, Cost, Known weakness: wrong on purpose.
+    """
+
+    def cost(self) -> Cost:
+        """Tell of one step."""
+        return Cost()
 
 
 @rejected_by("stops_within_budget")

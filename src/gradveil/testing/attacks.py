@@ -24,6 +24,7 @@ from torch import Tensor, nn
 from gradveil.attacks.base import ATTACKS, Attack, launch
 from gradveil.attacks.engine.matching import LIKELIHOOD
 from gradveil.attacks.engine.objectives import OBJECTIVES
+from gradveil.attacks.gradient_matching import GradientMatching
 from gradveil.errors import MissingKnowledge, UsageError
 from gradveil.metrics.psnr import peak_signal_to_noise
 from gradveil.records import Comparison, Knowledge, Observation, Reconstruction, ThreatModel
@@ -242,10 +243,26 @@ def company_does_not_matter(attack: Attack, scene: Scene) -> None:
         require(gap < 1e-6, f"attacked {where}, a target's answer differs by {gap:.2g}")
 
 
+def stances_and_cost_are_told(attack: Attack, scene: Scene) -> None:
+    """Every stance it says it takes it can be set to, no other; and it spends no more steps and candidates than it says."""
+    for stance in attack.stances:
+        turned = attack.with_stance(stance)
+        require(turned.stance == stance and type(turned) is type(attack), f"with stance {stance!r} it has {turned.stance!r}")
+    try:
+        attack.with_stance("no such stance")
+        require(False, "it takes a stance that there is not")
+    except UsageError:
+        pass
+    cost, found = attack.cost(), launch(attack, scene.observe_all(2), scene.desk(BRIEF))
+    spent, most = max(candidate.steps for candidate in found), max(len(own) for own in _by_target(found).values())
+    require(spent <= cost.steps, f"it says that a candidate costs {cost.steps} steps, and spends {spent}")
+    require(most <= cost.restarts, f"it says that a target costs {cost.restarts} candidates, and makes {most}")
+
+
 def best_restart_is_kept(attack: Attack, scene: Scene) -> None:
     """More restarts never end with a worse matching loss."""
     restarting: Any = attack
-    if not hasattr(attack, "restarts"):
+    if "restarts" not in {field.name for field in dataclasses.fields(restarting)}:
         raise NotApplicable("the attack has no restarts")
     exact = scene.exactly()
     once, thrice = (
@@ -260,7 +277,7 @@ def best_restart_is_kept(attack: Attack, scene: Scene) -> None:
 def best_iterate_is_kept(attack: Attack, scene: Scene) -> None:
     """The loss reported is that of the answer, and going on never makes it worse."""
     kind: Any = attack
-    if not hasattr(attack, "recipe") or kind.recipe().objective == LIKELIHOOD:
+    if not isinstance(attack, GradientMatching) or kind.recipe().objective == LIKELIHOOD:
         raise NotApplicable("the attack is no recipe, so its loss cannot be computed from outside")
     exact = scene.exactly()
     names = {field.name for field in dataclasses.fields(kind)}
@@ -372,6 +389,7 @@ ATTACK_CHECKS: tuple[Check, ...] = (
     stops_within_budget,
     best_so_far_survives_what_is_not_finite,
     company_does_not_matter,
+    stances_and_cost_are_told,
     best_restart_is_kept,
     best_iterate_is_kept,
 )
