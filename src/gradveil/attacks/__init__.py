@@ -3,7 +3,7 @@
 Adding one: write the file, then ``make index``.
 """
 
-from gradveil.attacks.base import ATTACKS, Attack, AttackCard, Cost, Desk, launch
+from gradveil.attacks.base import ATTACKS, Attack, AttackCard, AttackContext, Cost, launch
 from gradveil.attacks.engine.matching import Recipe, run_recipe
 from gradveil.attacks.ensembles import ENSEMBLES, Ensemble, informed_twins, line_up, resolve
 from gradveil.attacks.gradient_matching import GradientMatching
@@ -14,8 +14,8 @@ __all__ = [
     "ENSEMBLES",
     "Attack",
     "AttackCard",
+    "AttackContext",
     "Cost",
-    "Desk",
     "Ensemble",
     "GradientMatching",
     "Recipe",

@@ -1,8 +1,8 @@
 """The contract of an attack: a frozen dataclass that derives from `Attack` and writes ``run``, behind the sealed call `launch`.
 
-An attack sees `Observation` records and a `Desk`. It never sees true inputs, and this package never imports data, defenses or
-federation: what the attacker can do with the defense's own code comes through ``desk.simulate``, on inputs of the attacker's
-own making.
+An attack sees `Observation` records and an `AttackContext`. It never sees true inputs, and this package never imports data,
+defenses or federation: what the attacker can do with the defense's own code comes through ``context.simulate``, on inputs of the
+attacker's own making.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from gradveil.records import Knowledge, Observation, Reconstruction
 from gradveil.registry import Card, Registry
 from gradveil.tensors import Named, check_finite
 
-__all__ = ["ATTACKS", "Attack", "AttackCard", "Cost", "Desk", "Simulate", "check_is_attack", "launch"]
+__all__ = ["ATTACKS", "Attack", "AttackCard", "AttackContext", "Cost", "Simulate", "check_is_attack", "launch"]
 
 USES_THE_DEFENSE = ("informed", "straight_through", "averaged")
 
@@ -45,7 +45,7 @@ class AttackCard(Card):
 
 
 @dataclass(frozen=True)
-class Desk:
+class AttackContext:
     """What an attacker works with.
 
     Attributes:
@@ -93,9 +93,9 @@ class Attack:
 
     card: ClassVar[AttackCard]
 
-    def run(self, observations: Sequence[Observation], desk: Desk) -> list[Reconstruction]:
+    def run(self, observations: Sequence[Observation], context: AttackContext) -> list[Reconstruction]:
         """Return candidates, each naming its observation by index; called through `launch` only."""
-        raise UsageError(f"{type(self).__name__} does not say how to attack; write its method run(observations, desk)")
+        raise UsageError(f"{type(self).__name__} does not say how to attack; write its method run(observations, context)")
 
     def applies(self, observation: Observation) -> str | None:
         """Return None where the attack can be tried, else one sentence why it cannot."""
@@ -166,7 +166,7 @@ def check_is_attack(attack: object) -> None:
         )
 
 
-def launch(attack: Attack, observations: Sequence[Observation], desk: Desk) -> list[Reconstruction]:
+def launch(attack: Attack, observations: Sequence[Observation], context: AttackContext) -> list[Reconstruction]:
     """Run an attack: check what it asks for, guard what it is shown, and return finite candidates inside [0, 1].
 
     Raises:
@@ -189,9 +189,9 @@ def launch(attack: Attack, observations: Sequence[Observation], desk: Desk) -> l
         raise UsageError(f"attack {card.name!r} does not apply: {reason}")
     guard = _Guard()
     guard.watch(observations)
-    found = attack.run(observations, desk)
+    candidates = attack.run(observations, context)
     guard.check(observations, card.name)
-    return [_presentable(candidate, observations[candidate.target]) for candidate in found]
+    return [_presentable(candidate, observations[candidate.target]) for candidate in candidates]
 
 
 def _presentable(candidate: Reconstruction, observation: Observation) -> Reconstruction:

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from gradveil.attacks.adaptive import STANCES, stances_for
-from gradveil.attacks.base import ATTACKS, Attack, Desk, check_is_attack
+from gradveil.attacks.base import ATTACKS, Attack, AttackContext, check_is_attack
 from gradveil.attacks.batch_statistics import with_statistics
 from gradveil.attacks.deep_leakage import DLG, IDLG
 from gradveil.attacks.feature_inversion import FeatureInversion
@@ -231,12 +231,12 @@ def resolve(spelling: str, sees: str = "update") -> Ensemble:
     return Ensemble(spelling, "One attack in every stance it can take.", (Member(attack, attack.stances),), rehearsals=2)
 
 
-def line_up(ensemble: Ensemble, observation: Observation, desk: Desk) -> list[Attack]:
+def line_up(ensemble: Ensemble, observation: Observation, context: AttackContext) -> list[Attack]:
     """Return the attacks to launch: every member that applies, in every stance that makes sense for what was seen.
 
     Where the threat model grants BatchNorm statistics and the upload carries them, matching recipes run with them as well.
     """
-    possible, told = stances_for(observation, desk), observation.adversary.arrives(observation)
+    possible, told = stances_for(observation, context), observation.adversary.arrives(observation)
     attacks: list[Attack] = []
     for member in ensemble.members:
         if member.attack.applies(observation) is not None:

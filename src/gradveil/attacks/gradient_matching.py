@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from gradveil.attacks.adaptive import DRAWS, REFRESH_EVERY, STANCES
-from gradveil.attacks.base import Attack, Cost, Desk
+from gradveil.attacks.base import Attack, AttackContext, Cost
 from gradveil.attacks.engine.matching import LIKELIHOOD, Recipe, run_recipe
 from gradveil.attacks.engine.optimisers import LBFGS, Adam
 from gradveil.records import Knowledge, Observation, Reconstruction
@@ -75,6 +75,6 @@ class GradientMatching(Attack):
         more = {Knowledge.BN_STATISTICS} if self.recipe().statistics else set()
         return super().needs(observation) | more
 
-    def run(self, observations: Sequence[Observation], desk: Desk) -> list[Reconstruction]:
+    def run(self, observations: Sequence[Observation], context: AttackContext) -> list[Reconstruction]:
         """Run the recipe on all observations at once."""
-        return run_recipe(self.recipe(), observations, desk)
+        return run_recipe(self.recipe(), observations, context)

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from gradveil.attacks.base import Desk
+from gradveil.attacks.base import AttackContext
 from gradveil.audit.party import build_party, own_data, own_part
 from gradveil.audit.threat import threat_of
 from gradveil.client.send import send
@@ -86,11 +86,11 @@ class Subject:
     indices: tuple[int, ...]
     public: Tensor
 
-    def desk(self, budget: int, progress: Callable[[int], None] | None = None) -> Desk:
-        """Return the attacker's desk, with the defended client's code on the attacker's own data."""
+    def context(self, budget: int, progress: Callable[[int], None] | None = None) -> AttackContext:
+        """Return the attacker's context, with the defended client's code on the attacker's own data."""
         parts = parts_of(self.defense)
         idle = all(not part.stations() for part in parts)
-        return Desk(
+        return AttackContext(
             seed=Seed(self.cell.seed).child("attacker"),
             budget=self.cell.steps or budget,
             execution=self.cell.execution,

@@ -217,14 +217,14 @@ def _row(cell: Cell, dataset: Dataset, speed: _Speed) -> CellEstimate:
     ensemble = resolve(cell.ensemble, threat_of(cell).sees)
     single = cell.replace(records=cell.batch_size * cell.clients, state=_untrained(cell))
     subject = build_subject(single, dataset, 0)
-    desk = subject.desk(MOST_STEPS)
-    attacks = line_up(ensemble, subject.targets[0].observation, desk)
+    context = subject.context(MOST_STEPS)
+    attacks = line_up(ensemble, subject.targets[0].observation, context)
     if not attacks:
         raise UsageError(f"no attack of {ensemble.name!r} applies to {cell.model!r} at batch size {cell.batch_size}")
     steps, seconds = 0, 0.0
     for attack in attacks:
         cost = attack.cost()
-        count = min(cost.steps, desk.budget) * cost.restarts * (cell.targets + ensemble.rehearsals)
+        count = min(cost.steps, context.budget) * cost.restarts * (cell.targets + ensemble.rehearsals)
         steps += count
         seconds += count * (speed.step + cost.client_updates * speed.client)
     stances = tuple(dict.fromkeys(attack.stance for attack in attacks))
