@@ -147,8 +147,8 @@ class Bench:
     def ours(self, attack: InvertingGradients, count: int) -> Way:
         """Return one of our recipes on the first ``count`` updates at once."""
         observations = [target.observation for target in self.subject.targets[:count]]
-        desk = self.subject.desk(attack.steps)
-        return lambda: torch.cat([one.inputs for one in launch(attack, observations, desk)])
+        context = self.subject.context(attack.steps)
+        return lambda: torch.cat([one.inputs for one in launch(attack, observations, context)])
 
     def timed(self, way: Way) -> tuple[Tensor, float]:
         """Return the pictures and the seconds of the whole call."""
@@ -176,7 +176,7 @@ def set_up(package: Any, cell: Cell, data: str) -> Bench:
     def look(_: int, leaves: Named) -> None:
         starts.append(leaves["inputs"].clone())
 
-    launch(InvertingGradients(steps=1), [t.observation for t in subject.targets], replace(subject.desk(1), watch=look))
+    launch(InvertingGradients(steps=1), [t.observation for t in subject.targets], replace(subject.context(1), watch=look))
     return Bench(package, subject, starts[0], torch.device(cell.device))
 
 

@@ -71,7 +71,7 @@ def measure(dataset: Dataset, rho: float, options: argparse.Namespace) -> dict[s
         subject = build_subject(cell, pool_of(dataset, rho, pool), rehearsals=0)
         for name, found_psnr in nulls(subject).items():
             without.setdefault(name, []).extend(found_psnr)
-        found = launch(attack, [target.observation for target in subject.targets], subject.desk(options.steps))
+        found = launch(attack, [target.observation for target in subject.targets], subject.context(options.steps))
         values = score(subject, sorted(found, key=lambda one: one.target))
         psnr += [value for value in values.column("psnr") if value is not None]
         mse += [value for value in values.column("mse") if value is not None]

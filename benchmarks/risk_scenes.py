@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from gradveil.adversary import OpenAdversary
-from gradveil.attacks.base import Attack, Desk, launch
+from gradveil.attacks.base import Attack, AttackContext, launch
 from gradveil.attacks.deep_leakage import IDLG
 from gradveil.attacks.engine.priors import total_variation
 from gradveil.attacks.inverting_gradients import InvertingGradients
@@ -200,7 +200,7 @@ def attacked(name: str, attack: str, place: Place, rows: list[int], steps: int =
         if done in wanted:
             errors[done] = mean_squared_error(leaves["inputs"][:, 0].clamp(0, 1), batch.inputs).cpu()
 
-    final = launch(chosen, observations, Desk(seed=Seed(place.seed), budget=10**9, watch=watch))
+    final = launch(chosen, observations, AttackContext(seed=Seed(place.seed), budget=10**9, watch=watch))
     last = mean_squared_error(torch.cat([each.inputs for each in final]), batch.inputs).cpu()
     return [
         {
@@ -273,7 +273,9 @@ def _hit(
     """Add the errors of both attacks, as the informed attacker runs them."""
     for name in ITERATIONS:
         found = launch(
-            attack_by_name(name, scene, steps=steps, stance="informed"), observations, Desk(seed=Seed(place.seed), budget=10**9)
+            attack_by_name(name, scene, steps=steps, stance="informed"),
+            observations,
+            AttackContext(seed=Seed(place.seed), budget=10**9),
         )
         errors = mean_squared_error(torch.cat([each.inputs for each in found]), batch.inputs).cpu()
         for record, error in zip(records, errors.tolist(), strict=True):

@@ -31,10 +31,10 @@ from gradveil.study.cell import Cell
 def measure(subject: Subject, execution: str, count: int, common: int) -> dict[str, Any]:
     """Run the first recipe of ``standard`` with one restart on ``count`` targets; return seconds per record and the quality."""
     attack = replace(STANDARD.members[0].attack, restarts=1)
-    desk = replace(subject.desk(attack.steps), execution=execution)
+    context = replace(subject.context(attack.steps), execution=execution)
     chosen = subject.targets[:count]
     begun = time.perf_counter()
-    found = launch(attack, [target.observation for target in chosen], desk)
+    found = launch(attack, [target.observation for target in chosen], context)
     if subject.cell.device == "cuda":
         torch.cuda.synchronize()
     seconds = time.perf_counter() - begun

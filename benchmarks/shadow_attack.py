@@ -12,7 +12,7 @@ from safetensors import safe_open
 from torch import Tensor
 
 from gradveil.attacks import Ensemble, informed_twins, launch, line_up, resolve
-from gradveil.attacks.base import Desk
+from gradveil.attacks.base import AttackContext
 from gradveil.attacks.ensembles import Member
 from gradveil.client.update import run_client
 from gradveil.defenses import Defense
@@ -126,15 +126,15 @@ def _attack(observations: list[Observation], steps: int, seed: Seed, others: dic
     """
     recipe = dataclasses.replace(resolve("quick").members[0].attack, steps=steps)
     ensemble = Ensemble("shadow-xray", "One recipe.", (Member(recipe, (PLAIN, INFORMED)),), rehearsals=0)
-    desk = Desk(seed=seed.child("attacker"), budget=steps)
+    context = AttackContext(seed=seed.child("attacker"), budget=steps)
     best: dict[str, dict[int, Reconstruction]] = {}
-    for attack in line_up(ensemble, observations[0], desk):
-        candidates = launch(attack, observations, desk)
+    for attack in line_up(ensemble, observations[0], context):
+        candidates = launch(attack, observations, context)
         for one in (*candidates, *informed_twins(candidates, observations)):
             kept = best.setdefault(one.stance, {})
             if one.target not in kept or one.best_loss < kept[one.target].best_loss:
                 kept[one.target] = one
-    if observations[0].adversary.matches_plainly:
+    if observations[0].adversary.arrives(observations[0]).plain_search:
         for name, public in others.items():
             twins = informed_twins(list(best[PLAIN].values()), [each.replace(public=public) for each in observations])
             best[name] = {one.target: one for one in twins}

@@ -23,7 +23,7 @@ ENSEMBLES["published-recipe-1"] = Ensemble(
 # What the published recipe lacks where only the loudest direction of each layer arrives: under one cosine that direction, which
 # hardly differs between pictures, drowns the quiet exact tensors, and one small weight of total variation leaves the rest noise.
 # Here it stands alone beside the cheap attack it has to beat; with no rehearsal the better fit is chosen.
-(_smooth_layers,) = (member.attack for member in ENSEMBLES["standard-3"].members if member.where_drowned)
+(_smooth_layers,) = (member.attack for member in ENSEMBLES["standard-3"].members if member.where_equal)
 ENSEMBLES["smooth-layers-1"] = Ensemble(
     "smooth-layers-1",
     "The smooth recipe that weighs all tensors alike, informed; feature inversion.",

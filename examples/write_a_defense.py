@@ -10,15 +10,16 @@ from typing import ClassVar
 from gradveil import Defense, Observation, Update
 from gradveil.adversary import OpenAdversary
 from gradveil.defenses import ClientView, DefenseCard, State
+from gradveil.records import WhatArrives
 from gradveil.testing.defenses import check_defense
 
 
 class RoundingAdversary(OpenAdversary):
     """The attacker who knows it: the true inputs explain the update up to rounding, and no entry arrives exactly."""
 
-    def exact(self, observation: Observation) -> frozenset[str]:
-        """Return no names."""
-        return frozenset()
+    def arrives(self, observation: Observation) -> WhatArrives:
+        """Say that no tensor is exact: ``frozenset`` names none."""
+        return super().arrives(observation).replace(exact=frozenset)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -7,23 +7,24 @@ no in-place changes.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
-from gradveil.records import Comparison, Observation, Reconstruction
+from gradveil.records import Comparison, Observation, Reconstruction, WhatArrives
 from gradveil.tensors import Named, stack
 
 if TYPE_CHECKING:
     from gradveil.learning.learner import GradientHook, Learner
 
-__all__ = ["MASK", "OBSERVED", "OpenAdversary", "prefixed", "with_prefix"]
+__all__ = ["MASK", "OBSERVED", "OpenAdversary", "overrides", "prefixed", "with_prefix"]
 
 OBSERVED = "observed/"
 MASK = "mask/"
+_SEARCHING = ("evidence", "variables", "prepare_learner", "on_examples", "on_gradient", "on_update", "replay", "compare")
+"""What decides how a search goes; who refines none of it searches as one who ignores the defense."""
 
 
 def with_prefix(named: Named, prefix: str) -> Named:
@@ -41,32 +42,19 @@ class OpenAdversary:
     """Compares the raw update with what was seen. Satisfies the protocol `gradveil.records.AdversaryModel`.
 
     A refinement overrides `on_examples`, `on_gradient` and `on_update` where the defense can be replayed differentiably,
-    `evidence` and `compare` where the comparison itself changes, `exact`, `noise_std` and `finish` where it knows more.
+    `evidence` and `compare` where the comparison itself changes, `arrives` and `finish` where it knows more. The hooks
+    `prepare_learner`, `on_...` and `of_client` are how `replay` is made here, and no part of the protocol.
     """
 
-    @property
-    def incomplete(self) -> bool:
-        """True where this attacker knows less than the whole defense."""
-        return False
+    def arrives(self, observation: Observation) -> WhatArrives:
+        """Say that everything arrives as it was computed, and whether a refinement searches otherwise than the plain attacker.
 
-    def incomplete_for(self, observation: Observation) -> bool:
-        """Whether it knows less than the whole defense of what was seen here; unless refined, the same everywhere."""
-        return self.incomplete
-
-    @property
-    def replays_raw(self) -> bool:
-        """True where the dummies stand for the client's raw inputs; False where they stand for those it trained on."""
-        return False
-
-    @property
-    def matches_plainly(self) -> bool:
-        """True where the search is the same as that of an attacker who ignores the defense."""
-        searching = ("evidence", "variables", "prepare_learner", "on_examples", "on_gradient", "on_update", "replay", "compare")
-        return all(getattr(type(self), name) is getattr(OpenAdversary, name) for name in searching)
-
-    def drowns(self, observation: Observation) -> bool:
-        """Whether what arrives loud here tells little beside what arrives quiet and exact; without a defense it does not."""
-        return False
+        A refinement takes this and changes what it knows better: ``super().arrives(observation).replace(exact=frozenset)``.
+        """
+        return WhatArrives(
+            exact=lambda: frozenset(observation.update.weights),
+            plain_search=not any(overrides(self, name) for name in _SEARCHING),
+        )
 
     def evidence(self, observation: Observation, round_index: int) -> Named:
         """Return the decoded update of one round."""
@@ -137,22 +125,11 @@ class OpenAdversary:
         """Return zero: there are no unknowns."""
         return torch.zeros(())
 
-    def clearest_round(self, observation: Observation) -> int:
-        """Return 0: no round seen is less protected than the first."""
-        return 0
-
-    def label_evidence(self, observation: Observation, bias: Tensor, prediction: Callable[[], Tensor]) -> Tensor | None:
-        """Return None: the bias is read as the gradient it is."""
-        return None
-
-    def noise_std(self, observation: Observation) -> float | None:
-        """Return None: the release carries no noise of known law."""
-        return None
-
-    def exact(self, observation: Observation) -> frozenset[str]:
-        """Return all names: everything arrives as it was computed."""
-        return frozenset(observation.update.weights)
-
     def finish(self, reconstruction: Reconstruction, observation: Observation) -> Reconstruction:
         """Return the reconstruction unchanged."""
         return reconstruction
+
+
+def overrides(adversary: OpenAdversary, method: str) -> bool:
+    """Whether a refinement does something of its own in a method."""
+    return getattr(type(adversary), method) is not getattr(OpenAdversary, method)

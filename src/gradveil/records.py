@@ -24,6 +24,7 @@ __all__ = [
     "Batch",
     "Comparison",
     "Knowledge",
+    "LabelEvidence",
     "ModelSpec",
     "Observation",
     "Payload",
@@ -32,6 +33,7 @@ __all__ = [
     "TensorSpec",
     "ThreatModel",
     "Update",
+    "WhatArrives",
 ]
 
 
@@ -217,33 +219,51 @@ class Comparison:
         return {name: value - self.observed[name] for name, value in self.simulated.items()}
 
 
+LabelEvidence = Callable[[Tensor, Callable[[], Tensor]], Tensor | None]
+"""``(last bias as sent, mean prediction of the global model) -> evidence per class``, the lower the likelier, or None."""
+
+
+@dataclass(frozen=True)
+class WhatArrives:
+    """What an attacker who knows the defense can say about one observation before any search.
+
+    Whatever costs something to find out is a function, so that who does not ask does not pay.
+
+    Attributes:
+        noise_std: Known standard deviation of Gaussian noise on the compared tensors; None where there is none of known law.
+        exact: Names the tensors that arrive exactly, up to one positive factor per layer.
+        incomplete: Whether this attacker knows less than the whole defense of what was seen here; the row is flagged.
+        least_protected_round: Index of the round seen that is protected least, for attacks that read one round only.
+        label_evidence: Reads the label of one example off the last bias of that round; None, or None as its answer, reads the
+            bias as the gradient it is without a defense.
+        equal_weights: Whether loud tensors that tell little drown quiet ones that tell much, so that a search should weigh
+            all tensors alike.
+        plain_search: Whether the search is, step by step, that of an attacker who ignores the defense.
+        raw_inputs: Whether the dummies stand for the client's raw inputs rather than for those it trained on.
+    """
+
+    noise_std: float | None = None
+    exact: Callable[[], frozenset[str]] = frozenset
+    incomplete: bool = False
+    least_protected_round: int = 0
+    label_evidence: LabelEvidence | None = None
+    equal_weights: bool = False
+    plain_search: bool = False
+    raw_inputs: bool = False
+
+    def replace(self, **changes: Any) -> WhatArrives:
+        """Return a copy with some fields changed."""
+        return dataclasses.replace(self, **changes)
+
+
 class AdversaryModel(Protocol):
     """The attacker who knows the defense. Methods that take no observation must be safe under ``torch.func.vmap``.
 
     A batched attack stacks the *evidence* of many observations, so whatever a method needs of an observation is put there once.
     """
 
-    @property
-    def incomplete(self) -> bool:
-        """True where this attacker knows less than the whole defense; the row is flagged."""
-        ...
-
-    def incomplete_for(self, observation: Observation) -> bool:
-        """Whether it knows less than the whole defense of what was seen here: some attackers know all of one round only."""
-        ...
-
-    @property
-    def replays_raw(self) -> bool:
-        """True where the dummies stand for the client's raw inputs; False where they stand for those it trained on."""
-        ...
-
-    @property
-    def matches_plainly(self) -> bool:
-        """True where the search is the same as that of an attacker who ignores the defense."""
-        ...
-
-    def drowns(self, observation: Observation) -> bool:
-        """Whether loud tensors that tell little drown quiet ones that tell much, so that a search should weigh all alike."""
+    def arrives(self, observation: Observation) -> WhatArrives:
+        """Say what is known about this observation: its noise, what is exact, and what this attacker does not know."""
         ...
 
     def evidence(self, observation: Observation, round_index: int) -> Named:
@@ -264,25 +284,6 @@ class AdversaryModel(Protocol):
 
     def penalty(self, variables: Named) -> Tensor:
         """Return the negative log-prior of the unknowns."""
-        ...
-
-    def clearest_round(self, observation: Observation) -> int:
-        """Index of the round seen that is protected least, for attacks that read one round only."""
-        ...
-
-    def label_evidence(self, observation: Observation, bias: Tensor, prediction: Callable[[], Tensor]) -> Tensor | None:
-        """Evidence per class, the lower the likelier, from the last bias as sent and the global model's mean prediction.
-
-        Asked for one example in the clearest round; None reads the bias as a gradient.
-        """
-        ...
-
-    def noise_std(self, observation: Observation) -> float | None:
-        """Return the known standard deviation of Gaussian noise on the compared tensors, or None."""
-        ...
-
-    def exact(self, observation: Observation) -> frozenset[str]:
-        """Name the tensors that arrive exactly, up to one positive factor per layer."""
         ...
 
     def finish(self, reconstruction: Reconstruction, observation: Observation) -> Reconstruction:
@@ -340,7 +341,7 @@ class Observation:
         """The same with only the round that is protected least, as far as the attacker knows the defense."""
         if len(self.updates) == 1 or Knowledge.DEFENSE not in self.threat.knows:
             return self
-        index = self.adversary.clearest_round(self)
+        index = self.adversary.arrives(self).least_protected_round
         return self.replace(
             learners=(self.learners[index],), updates=(self.updates[index],), payloads=self.payloads[index : index + 1]
         )

@@ -8,7 +8,7 @@ from typing import ClassVar
 
 import pytest
 
-from gradveil.attacks import ATTACKS, Attack, AttackCard, Desk
+from gradveil.attacks import ATTACKS, Attack, AttackCard, AttackContext
 from gradveil.attacks.inverting_gradients import InvertingGradients
 from gradveil.records import Knowledge, Observation, Reconstruction
 from gradveil.testing.attack_faults import ATTACK_FAULTS, SignFlip
@@ -52,7 +52,7 @@ def test_an_attack_that_misreads_the_sign_still_keeps_its_form() -> None:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Homeless:
+class Homeless(Attack):
     card: ClassVar[AttackCard] = AttackCard(
         name="homeless", summary="Applies nowhere.", needs=frozenset({Knowledge.ARCHITECTURE})
     )
@@ -60,7 +60,7 @@ class Homeless:
     def applies(self, observation: Observation) -> str | None:
         return "it never does"
 
-    def run(self, observations: Sequence[Observation], desk: Desk) -> list[Reconstruction]:
+    def run(self, observations: Sequence[Observation], context: AttackContext) -> list[Reconstruction]:
         raise AssertionError("never called")
 
 

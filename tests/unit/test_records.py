@@ -103,8 +103,8 @@ def test_the_open_attacker_knows_that_nothing_was_done() -> None:
     simulated = adversary.replay(scene.learner, scene.batch.inputs, scene.batch.targets, {})
     comparison = adversary.compare(adversary.evidence(seen, 0), simulated, {})
     assert all(torch.allclose(value, torch.zeros_like(value), atol=1e-6) for value in comparison.residuals().values())
-    assert adversary.exact(seen) == frozenset(seen.update.weights)
-    assert adversary.noise_std(seen) is None
+    assert adversary.arrives(seen).exact() == frozenset(seen.update.weights)
+    assert adversary.arrives(seen).noise_std is None
     assert adversary.variables(seen, torch.Generator()) == {}
     assert float(adversary.penalty({})) == 0
-    assert not adversary.incomplete
+    assert not adversary.arrives(seen).incomplete

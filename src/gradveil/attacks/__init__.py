@@ -3,9 +3,10 @@
 Adding one: write the file, then ``make index``.
 """
 
-from gradveil.attacks.base import ATTACKS, Attack, AttackCard, Desk, launch
+from gradveil.attacks.base import ATTACKS, Attack, AttackCard, AttackContext, Cost, launch
 from gradveil.attacks.engine.matching import Recipe, run_recipe
 from gradveil.attacks.ensembles import ENSEMBLES, Ensemble, informed_twins, line_up, resolve
+from gradveil.attacks.gradient_matching import GradientMatching
 from gradveil.attacks.referee import Referee, Verdict
 
 __all__ = [
@@ -13,8 +14,10 @@ __all__ = [
     "ENSEMBLES",
     "Attack",
     "AttackCard",
-    "Desk",
+    "AttackContext",
+    "Cost",
     "Ensemble",
+    "GradientMatching",
     "Recipe",
     "Referee",
     "Verdict",

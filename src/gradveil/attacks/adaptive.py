@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.func import vmap
 
 from gradveil.adversary import MASK, OBSERVED, OpenAdversary, prefixed, with_prefix
-from gradveil.attacks.base import Desk
+from gradveil.attacks.base import AttackContext
 from gradveil.errors import UsageError, suggest
 from gradveil.learning.learner import Learner
 from gradveil.records import AdversaryModel, Comparison, Knowledge, Observation
@@ -62,14 +62,16 @@ class StraightThrough(OpenAdversary):
         offset = prefixed(evidence, OFFSET)
         return Comparison({n: v + offset[n] for n, v in simulated.items()}, prefixed(evidence, OBSERVED))
 
-    def offsets(self, learners: tuple[Learner, ...], inputs: Tensor, targets: Tensor, desk: Desk, step: int) -> list[Named]:
+    def offsets(
+        self, learners: tuple[Learner, ...], inputs: Tensor, targets: Tensor, context: AttackContext, step: int
+    ) -> list[Named]:
         """Return, per round and candidate (leading axis), the mean over draws of defended minus raw update of its dummies."""
-        if desk.simulate is None:
+        if context.simulate is None:
             return [{} for _ in learners]
         total = [{n: -v for n, v in _raw_updates(learner, inputs, targets).items()} for learner in learners]
         for draw in range(self.draws):
             # The client's own code is not made for vmap, so it runs candidate by candidate.
-            rows = [desk.simulate(x, y, step * self.draws + draw) for x, y in zip(inputs, targets, strict=True)]
+            rows = [context.simulate(x, y, step * self.draws + draw) for x, y in zip(inputs, targets, strict=True)]
             for index, so_far in enumerate(total):
                 defended = stack([row[index] for row in rows])
                 total[index] = {n: v + defended[n] / self.draws for n, v in so_far.items()}
@@ -95,15 +97,15 @@ def adversary_for(stance: str, observation: Observation) -> AdversaryModel:
     raise UsageError(f"there is no stance called {stance!r}{suggest(stance, STANCES)}")
 
 
-def stances_for(observation: Observation, desk: Desk) -> tuple[str, ...]:
+def stances_for(observation: Observation, context: AttackContext) -> tuple[str, ...]:
     """Return the stances worth running against this observation, plain first."""
     stances = ["plain"]
     known = Knowledge.DEFENSE in observation.threat.knows
     if known and type(observation.adversary) is not OpenAdversary:
         stances.append("informed")
-    if known and desk.simulate is not None:
-        stances.append("averaged" if desk.random_defense else "straight_through")
-    if desk.simulate is not None and _zero_share(observation) > 0.01:
+    if known and context.simulate is not None:
+        stances.append("averaged" if context.random_defense else "straight_through")
+    if context.simulate is not None and _zero_share(observation) > 0.01:
         stances.append("zero_mask")
     return tuple(stances)
 

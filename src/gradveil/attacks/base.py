@@ -1,15 +1,16 @@
-"""The contract of an attack: a frozen dataclass with one method, ``run``, behind the sealed call `launch`.
+"""The contract of an attack: a frozen dataclass that derives from `Attack` and writes ``run``, behind the sealed call `launch`.
 
-An attack sees `Observation` records and a `Desk`. It never sees true inputs, and this package never imports data, defenses or
-federation: what the attacker can do with the defense's own code comes through ``desk.simulate``, on inputs of the attacker's
-own making.
+An attack sees `Observation` records and an `AttackContext`. It never sees true inputs, and this package never imports data,
+defenses or federation: what the attacker can do with the defense's own code comes through ``context.simulate``, on inputs of the
+attacker's own making.
 """
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import ClassVar, Protocol
+from typing import Any, ClassVar, Self
 
 import torch
 from torch import Tensor
@@ -20,7 +21,7 @@ from gradveil.records import Knowledge, Observation, Reconstruction
 from gradveil.registry import Card, Registry
 from gradveil.tensors import Named, check_finite
 
-__all__ = ["ATTACKS", "Attack", "AttackCard", "Desk", "Simulate", "knowledge_needed", "launch"]
+__all__ = ["ATTACKS", "Attack", "AttackCard", "AttackContext", "Cost", "Simulate", "check_is_attack", "launch"]
 
 USES_THE_DEFENSE = ("informed", "straight_through", "averaged")
 
@@ -44,7 +45,7 @@ class AttackCard(Card):
 
 
 @dataclass(frozen=True)
-class Desk:
+class AttackContext:
     """What an attacker works with.
 
     Attributes:
@@ -71,18 +72,66 @@ class Desk:
         return max(1, min(wanted, self.budget))
 
 
-class Attack(Protocol):
-    """What every attack provides."""
+@dataclass(frozen=True)
+class Cost:
+    """What an attack spends on one target at most; what is planned, shown as progress and estimated follows from it.
+
+    Attributes:
+        steps: Evaluations per restart.
+        restarts: Candidates per target.
+        client_updates: Updates of the defended client per step, in the mean, where it is run along the way.
+    """
+
+    steps: int = 1
+    restarts: int = 1
+    client_updates: float = 0.0
+
+
+@dataclass(frozen=True)
+class Attack:
+    """Base of all attacks: a frozen dataclass that derives from it writes ``run``, and overrides what is not as here."""
 
     card: ClassVar[AttackCard]
 
+    def run(self, observations: Sequence[Observation], context: AttackContext) -> list[Reconstruction]:
+        """Return candidates, each naming its observation by index; called through `launch` only."""
+        raise UsageError(f"{type(self).__name__} does not say how to attack; write its method run(observations, context)")
+
     def applies(self, observation: Observation) -> str | None:
         """Return None where the attack can be tried, else one sentence why it cannot."""
-        ...
+        return None
 
-    def run(self, observations: Sequence[Observation], desk: Desk) -> list[Reconstruction]:
-        """Return candidates, each naming its observation by index; called through `launch` only."""
-        ...
+    @property
+    def stance(self) -> str:
+        """How the attack treats the defense; a settable one is a field of the dataclass."""
+        return "plain"
+
+    @property
+    def stances(self) -> tuple[str, ...]:
+        """The stances it can take; who does the same in every stance has one."""
+        return ("plain",)
+
+    def with_stance(self, stance: str) -> Self:
+        """Return the attack in another of its stances."""
+        if stance not in self.stances:
+            raise UsageError(f"attack {self.card.name!r} has no stance {stance!r}; it takes {', '.join(self.stances)}")
+        if stance == self.stance:
+            return self
+        changes: dict[str, Any] = {"stance": stance}
+        return dataclasses.replace(self, **changes)
+
+    def cost(self) -> Cost:
+        """Return what it spends on one target at most; one look at the update unless it says otherwise."""
+        return Cost()
+
+    def needs(self, observation: Observation) -> frozenset[Knowledge]:
+        """Return what it must know: what its card says, the defense if its stance uses it, and how local steps were taken."""
+        needed = set(self.card.needs)
+        if self.stance in USES_THE_DEFENSE:
+            needed.add(Knowledge.DEFENSE)
+        if observation.learner.settings.shares == "weights":
+            needed.add(Knowledge.LEARNING_RATE)
+        return frozenset(needed)
 
 
 ATTACKS: Registry[type[Attack], AttackCard] = Registry("attack", "gradveil.attacks")
@@ -109,30 +158,27 @@ class _Guard:
             raise UsageError(f"attack {name!r} changed the model or the update it was shown; it must work on copies")
 
 
-def knowledge_needed(attack: Attack, observation: Observation) -> frozenset[Knowledge]:
-    """Return what an attack must know: what its card says, the defense if its stance uses it, and how local steps were taken."""
-    needed = set(attack.card.needs)
-    if getattr(attack, "stance", "plain") in USES_THE_DEFENSE:
-        needed.add(Knowledge.DEFENSE)
-    if getattr(attack, "statistics", 0):
-        needed.add(Knowledge.BN_STATISTICS)
-    if observation.learner.settings.shares == "weights":
-        needed.add(Knowledge.LEARNING_RATE)
-    return frozenset(needed)
+def check_is_attack(attack: object) -> None:
+    """Refuse what does not derive from `Attack`, with the sentence that tells how to mend it."""
+    if not isinstance(attack, Attack):
+        raise UsageError(
+            f"{type(attack).__name__} is no attack: derive it from gradveil.attacks.Attack, which fills in all but `run`"
+        )
 
 
-def launch(attack: Attack, observations: Sequence[Observation], desk: Desk) -> list[Reconstruction]:
+def launch(attack: Attack, observations: Sequence[Observation], context: AttackContext) -> list[Reconstruction]:
     """Run an attack: check what it asks for, guard what it is shown, and return finite candidates inside [0, 1].
 
     Raises:
         MissingKnowledge: The threat model does not grant what the attack needs.
-        UsageError: The attack does not apply to this observation.
+        UsageError: It is no attack, or does not apply to this observation.
         BadUpdate: An update has entries that are not finite.
     """
+    check_is_attack(attack)
     if not observations:
         return []
     card = attack.card
-    missing = knowledge_needed(attack, observations[0]) - observations[0].threat.knows
+    missing = attack.needs(observations[0]) - observations[0].threat.knows
     if missing:
         withheld = " and ".join(str(item) for item in Knowledge if item in missing)
         raise MissingKnowledge(f"attack {card.name!r} needs to know {withheld}; grant it in the threat model or drop the attack")
@@ -143,9 +189,9 @@ def launch(attack: Attack, observations: Sequence[Observation], desk: Desk) -> l
         raise UsageError(f"attack {card.name!r} does not apply: {reason}")
     guard = _Guard()
     guard.watch(observations)
-    found = attack.run(observations, desk)
+    candidates = attack.run(observations, context)
     guard.check(observations, card.name)
-    return [_presentable(candidate, observations[candidate.target]) for candidate in found]
+    return [_presentable(candidate, observations[candidate.target]) for candidate in candidates]
 
 
 def _presentable(candidate: Reconstruction, observation: Observation) -> Reconstruction:

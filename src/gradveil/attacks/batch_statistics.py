@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from dataclasses import dataclass
 
-from gradveil.attacks.engine.matching import Recipe
+from gradveil.attacks.base import Attack
 from gradveil.attacks.inverting_gradients import InvertingGradients
 from gradveil.errors import UsageError
 from gradveil.records import Knowledge, Observation
@@ -41,24 +41,12 @@ class BatchStatistics(InvertingGradients):
             raise UsageError(f"statistics is {self.statistics}; give a weight above 0, or use inverting_gradients")
         super().__post_init__()
 
-    def applies(self, observation: Observation) -> str | None:
-        """Return why not, unless the upload carries statistics of BatchNorm layers."""
-        if not observation.learner.running:
-            return "the model has no BatchNorm whose statistics move"
-        if not all(update.buffers for update in observation.updates):
-            return "the upload carries no BatchNorm statistics"
-        return super().applies(observation)
 
-    def recipe(self) -> Recipe:
-        """Return the recipe this attack runs."""
-        return dataclasses.replace(super().recipe(), statistics=self.statistics)
-
-
-def with_statistics(attack: object, observation: Observation) -> BatchStatistics | None:
+def with_statistics(attack: Attack, observation: Observation) -> BatchStatistics | None:
     """Return a matching attack with the statistics beside the update; None where there are none, or it cannot use them."""
     if type(attack) is not InvertingGradients or Knowledge.BN_STATISTICS not in observation.threat.knows:
         return None
-    settings = {field.name: getattr(attack, field.name) for field in dataclasses.fields(attack) if field.init}
-    title = f"{settings['title'] or attack.card.name}_statistics"
-    found = BatchStatistics(**{**settings, "title": title})
-    return found if found.applies(observation) is None else None
+    assert isinstance(attack, InvertingGradients)
+    settings = {field.name: getattr(attack, field.name) for field in dataclasses.fields(attack)}
+    helped = BatchStatistics(**{**settings, "title": f"{attack.title or attack.card.name}_statistics"})
+    return helped if helped.applies(observation) is None else None

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
-from gradveil.attacks.base import ATTACKS, AttackCard, Desk
-from gradveil.attacks.engine.matching import Labels, Recipe, run_recipe
-from gradveil.attacks.engine.optimisers import LBFGS
-from gradveil.records import Knowledge, Observation, Reconstruction
+from gradveil.attacks.base import ATTACKS, AttackCard
+from gradveil.attacks.engine.optimisers import LBFGS, Adam
+from gradveil.attacks.gradient_matching import GradientMatching
+from gradveil.records import Knowledge
 
 __all__ = ["DLG", "IDLG"]
 
@@ -17,44 +17,16 @@ _HOME = "sigmoid LeNet, default initialisation, one 3×16×16 picture, 200 steps
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Quadratic:
+class _Quadratic(GradientMatching):
     """What DLG and iDLG share; not an attack by itself."""
 
     card: ClassVar[AttackCard]
-    labels: ClassVar[Labels]
+    optimiser: ClassVar[type[Adam] | type[LBFGS]] = LBFGS
     steps: int = 300
     restarts: int = 1
     history: int = 20
     objective: str = "l2"
     stance: str = "plain"
-
-    def __post_init__(self) -> None:
-        """Refuse unknown names when the attack is made, not when it runs."""
-        self.recipe()
-
-    def applies(self, observation: Observation) -> str | None:
-        """Return None: any differentiable model can be tried; unless labels are searched for and targets are no classes."""
-        if self.labels == "joint" and observation.classes == 0:
-            return "targets are masks, which it cannot search for together with the inputs"
-        return None
-
-    def recipe(self) -> Recipe:
-        """Return the recipe this attack runs."""
-        return Recipe(
-            name=self.card.name,
-            objective=self.objective,
-            optimiser=LBFGS(history=self.history),
-            steps=self.steps,
-            restarts=self.restarts,
-            start="noise",
-            box=False,
-            labels=self.labels,
-            stance=self.stance,
-        )
-
-    def run(self, observations: Sequence[Observation], desk: Desk) -> list[Reconstruction]:
-        """Run the recipe on all observations at once."""
-        return run_recipe(self.recipe(), observations, desk)
 
 
 @ATTACKS.register(
@@ -80,7 +52,7 @@ class DLG(_Quadratic):
     Cost: 300 steps. Known weakness: ReLU networks have no second derivative to follow; noise of any size ends it.
     """
 
-    labels: ClassVar[Labels] = "joint"
+    fixed: ClassVar[Mapping[str, Any]] = {"start": "noise", "box": False, "labels": "joint"}
 
 
 @ATTACKS.register(
@@ -105,4 +77,4 @@ class IDLG(_Quadratic):
     Cost: 300 steps. Known weakness: as DLG, and a wrong label cannot be mended.
     """
 
-    labels: ClassVar[Labels] = "recovered"
+    fixed: ClassVar[Mapping[str, Any]] = {"start": "noise", "box": False, "labels": "recovered"}

@@ -13,10 +13,9 @@ from typing import Any
 import torch
 
 from gradveil.attacks.adaptive import STANCES, stances_for
-from gradveil.attacks.base import ATTACKS, Attack, Desk
+from gradveil.attacks.base import ATTACKS, Attack, AttackContext, check_is_attack
 from gradveil.attacks.batch_statistics import with_statistics
 from gradveil.attacks.deep_leakage import DLG, IDLG
-from gradveil.attacks.engine.matching import LIKELIHOOD
 from gradveil.attacks.feature_inversion import FeatureInversion
 from gradveil.attacks.inverting_gradients import InvertingGradients
 from gradveil.attacks.linear_layer import LinearLayer
@@ -35,12 +34,12 @@ class Member:
     Attributes:
         attack: With its settings.
         stances: Of which it takes those that make sense for what was seen.
-        where_drowned: Whether it is for updates only whose loud tensors drown the quiet ones, as the defense's attacker says.
+        where_equal: Whether it is for updates only whose tensors should weigh alike, as the defense's attacker says.
     """
 
     attack: Any
     stances: tuple[str, ...] = ("plain",)
-    where_drowned: bool = False
+    where_equal: bool = False
 
 
 @dataclass(frozen=True)
@@ -152,7 +151,7 @@ QUICK_3, STANDARD_3 = (
         before,
         name=name,
         summary=before.summary.removesuffix(".") + "; a search that weighs tensors alike where loud ones drown the rest.",
-        members=(*before.members, Member(_smooth_layers(steps), ("informed",), where_drowned=True)),
+        members=(*before.members, Member(_smooth_layers(steps), ("informed",), where_equal=True)),
     )
     for before, name, steps in ((QUICK_2, "quick-3", 400), (STANDARD_2, "standard-3", 1000))
 )
@@ -228,34 +227,29 @@ def resolve(spelling: str, sees: str = "update") -> Ensemble:
     if ":" not in bare and bare not in ATTACKS.names():
         raise UsageError(f"there is no ensemble or attack called {bare!r}{suggest(bare, known)}")
     attack = ATTACKS.build(spelling)
-    # An attack that is no recipe does the same in every stance, unless it says which it can take.
-    stances = STANCES if hasattr(attack, "recipe") else getattr(attack, "stances", ("plain",))
-    return Ensemble(spelling, "One attack in every stance it can take.", (Member(attack, stances),), rehearsals=2)
+    check_is_attack(attack)
+    return Ensemble(spelling, "One attack in every stance it can take.", (Member(attack, attack.stances),), rehearsals=2)
 
 
-def line_up(ensemble: Ensemble, observation: Observation, desk: Desk) -> list[Attack]:
+def line_up(ensemble: Ensemble, observation: Observation, context: AttackContext) -> list[Attack]:
     """Return the attacks to launch: every member that applies, in every stance that makes sense for what was seen.
 
     Where the threat model grants BatchNorm statistics and the upload carries them, matching recipes run with them as well.
     """
-    possible = stances_for(observation, desk)
+    possible, told = stances_for(observation, context), observation.adversary.arrives(observation)
     attacks: list[Attack] = []
     for member in ensemble.members:
         if member.attack.applies(observation) is not None:
             continue
-        if member.where_drowned and not observation.adversary.drowns(observation):
+        if member.where_equal and not told.equal_weights:
             continue
-        stances = [stance for stance in member.stances if stance in possible]
-        if getattr(member.attack, "objective", "") == LIKELIHOOD:
-            stances = [stance for stance in stances if stance == "informed"]
-        elif observation.adversary.matches_plainly:
+        stances = [stance for stance in member.stances if stance in possible and stance in member.attack.stances]
+        if told.plain_search and "plain" in member.attack.stances:
             # The informed search would be the plain one step by step; what the defense's attacker adds comes with
             # `informed_twins`.
             stances = [stance for stance in stances if stance != "informed"]
-        here = [
-            replace(member.attack, stance=stance) if hasattr(member.attack, "stance") else member.attack for stance in stances
-        ]
-        more = [with_statistics(attack, observation) for attack in here if getattr(attack, "stance", "") in ("plain", "informed")]
+        here = [member.attack.with_stance(stance) for stance in stances]
+        more = [with_statistics(attack, observation) for attack in here if attack.stance in ("plain", "informed")]
         attacks += [*here, *(attack for attack in more if attack is not None)]
     return attacks
 
@@ -263,11 +257,12 @@ def line_up(ensemble: Ensemble, observation: Observation, desk: Desk) -> list[At
 def informed_twins(found: list[Reconstruction], observations: Sequence[Observation]) -> list[Reconstruction]:
     """Return, for a defense whose attacker searches as the plain one does, plain candidates with that attacker's last touch."""
     twins = []
+    plain = [observation.adversary.arrives(observation).plain_search for observation in observations]
     for candidate in found:
-        adversary = observations[candidate.target].adversary
-        if candidate.stance != "plain" or not adversary.matches_plainly:
+        if candidate.stance != "plain" or not plain[candidate.target]:
             continue
-        finished = adversary.finish(candidate.replace(stance="informed"), observations[candidate.target])
+        observation = observations[candidate.target]
+        finished = observation.adversary.finish(candidate.replace(stance="informed"), observation)
         if not torch.equal(finished.inputs, candidate.inputs):
             twins.append(finished.replace(inputs=finished.inputs.clamp(0, 1), unfinished=candidate.inputs))
     return twins

@@ -10,7 +10,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from gradveil.attacks.base import ATTACKS, AttackCard, Desk
+from gradveil.attacks.base import ATTACKS, Attack, AttackCard, AttackContext, Cost
 from gradveil.attacks.engine.execution import choose_execution
 from gradveil.attacks.engine.labels import classifier_layer, recover_labels
 from gradveil.attacks.engine.loop import Problem, optimise
@@ -62,7 +62,7 @@ def _ignores_noise(learner: Learner, layer: str, inputs: Tensor) -> bool:
     )
 )
 @dataclass(frozen=True, kw_only=True)
-class FeatureInversion:
+class FeatureInversion(Attack):
     """Minimise ``|phi(x') - r|^2 / |phi(x_0) - r|^2 + tv TV(x')`` with ``r = dW^T db / |db|^2`` from the last linear layer.
 
     The ratio is blind to a common positive factor, so clipping does not hinder it, and a layer that a defense lets through
@@ -86,6 +86,10 @@ class FeatureInversion:
         for name in ("tv", "tv_end"):
             check_number("feature_inversion", name, getattr(self, name), open_below=True)
 
+    def cost(self) -> Cost:
+        """Return its steps and restarts."""
+        return Cost(self.steps, self.restarts)
+
     def applies(self, observation: Observation) -> str | None:
         """Return why not, unless one example stands behind the update and the last layer is linear with a bias."""
         if observation.examples != 1:
@@ -97,15 +101,15 @@ class FeatureInversion:
             return "the model has no linear last layer with a bias"
         return None
 
-    def run(self, observations: Sequence[Observation], desk: Desk) -> list[Reconstruction]:
+    def run(self, observations: Sequence[Observation], context: AttackContext) -> list[Reconstruction]:
         """Invert the features of all observations at once."""
         observations = [observation.clearest for observation in observations]
         first = observations[0]
         layer = feature_layer(first)
         assert layer is not None  # `applies` has checked
         learner, name = first.learner, layer
-        steps = desk.steps(self.steps)
-        inputs, wanted = self._starts(observations, name, desk)
+        steps = context.steps(self.steps)
+        inputs, wanted = self._starts(observations, name, context)
 
         def misfit(row: Tensor, constants: Named) -> Tensor:
             features = features_at(learner, name, row.reshape(inputs.shape[1:]))
@@ -118,7 +122,7 @@ class FeatureInversion:
             weight = self.tv * (self.tv_end / self.tv) ** min(1.0, step / max(1.0, 0.9 * steps))
             return {**constants, "tv": torch.full_like(constants["tv"], weight)}
 
-        execution = choose_execution(desk.execution, inputs.device, learner.parameters, inputs.shape[0], 1, 0)
+        execution = choose_execution(context.execution, inputs.device, learner.parameters, inputs.shape[0], 1, 0)
         measure = execution.prepare(misfit)
         slope, start = measure(inputs.flatten(1), {"features": wanted})
         # In units of the misfit at the start: saturated features differ little from input to input, whatever their size.
@@ -132,7 +136,7 @@ class FeatureInversion:
             refresh=refresh,
             tracks=lambda step: step >= min(math.ceil(0.9 * steps), steps - 1),
         )
-        outcome = optimise(problem, Adam(learning_rate=self.learning_rate), steps, execution, progress=desk.progress)
+        outcome = optimise(problem, Adam(learning_rate=self.learning_rate), steps, execution, progress=context.progress)
         _, end = measure(outcome.leaves["inputs"].flatten(1), {"features": wanted})
         return [
             Reconstruction(
@@ -151,13 +155,13 @@ class FeatureInversion:
             for row in range(inputs.shape[0])
         ]
 
-    def _starts(self, observations: Sequence[Observation], layer: str, desk: Desk) -> tuple[Tensor, Tensor]:
+    def _starts(self, observations: Sequence[Observation], layer: str, context: AttackContext) -> tuple[Tensor, Tensor]:
         inputs, wanted = [], []
         for index, observation in enumerate(observations):
             features = layer_inputs(observation.update.weights, layer, 1)
             reference = observation.update.weights[layer]
             for restart in range(self.restarts):
-                generator = desk.seed.child(self.card.name, restart).generator("start", client=index)
+                generator = context.seed.child(self.card.name, restart).generator("start", client=index)
                 noise = torch.randn((1, *observation.input_shape), generator=generator)
                 inputs.append((0.5 + 0.01 * noise).to(reference))
                 wanted.append(features if features is not None else reference.new_zeros((1, reference.shape[1])))

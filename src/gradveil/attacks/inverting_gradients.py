@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
-from gradveil.attacks.base import ATTACKS, AttackCard, Desk
-from gradveil.attacks.engine.matching import LIKELIHOOD, Labels, Recipe, Start, run_recipe
-from gradveil.attacks.engine.optimisers import Adam, Schedule
-from gradveil.records import Knowledge, Observation, Reconstruction
+from gradveil.attacks.base import ATTACKS, AttackCard
+from gradveil.attacks.engine.matching import Labels, Start
+from gradveil.attacks.engine.optimisers import Schedule
+from gradveil.attacks.gradient_matching import GradientMatching
+from gradveil.records import Knowledge
 
 __all__ = ["InvertingGradients"]
 
@@ -28,7 +28,7 @@ __all__ = ["InvertingGradients"]
     )
 )
 @dataclass(frozen=True, kw_only=True)
-class InvertingGradients:
+class InvertingGradients(GradientMatching):
     """Minimise ``1 - <g(x'), g> / (|g(x')| |g|) + tv TV(x')`` by Adam on the inputs.
 
     The cosine is global: one inner product over all tensors; ``objective="layer_cosine"`` takes the mean over tensors instead.
@@ -58,34 +58,3 @@ class InvertingGradients:
     smooth_relu: bool = False
     stance: str = "plain"
     title: str = ""
-
-    def __post_init__(self) -> None:
-        """Refuse unknown names when the attack is made, not when it runs."""
-        self.recipe()
-
-    def applies(self, observation: Observation) -> str | None:
-        """Return None, unless the likelihood is asked for and the release carries no noise of known law."""
-        if self.objective == LIKELIHOOD and observation.adversary.noise_std(observation) is None:
-            return "the defense adds no Gaussian noise of known size"
-        return None
-
-    def recipe(self) -> Recipe:
-        """Return the recipe this attack runs."""
-        return Recipe(
-            name=self.title or self.card.name,
-            objective=self.objective,
-            optimiser=Adam(learning_rate=self.learning_rate, signed=self.signed, schedule=self.schedule),
-            steps=self.steps,
-            restarts=self.restarts,
-            start=self.start,
-            tv=self.tv,
-            tv_end=self.tv_end,
-            relative=self.relative,
-            labels=self.labels,
-            smooth_relu=self.smooth_relu,
-            stance=self.stance,
-        )
-
-    def run(self, observations: Sequence[Observation], desk: Desk) -> list[Reconstruction]:
-        """Run the recipe on all observations at once."""
-        return run_recipe(self.recipe(), observations, desk)

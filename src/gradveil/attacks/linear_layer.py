@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
-from gradveil.attacks.base import ATTACKS, AttackCard, Desk
+from gradveil.attacks.base import ATTACKS, Attack, AttackCard, AttackContext
 from gradveil.attacks.engine.labels import recover_labels
 from gradveil.learning.learner import Learner
 from gradveil.records import Knowledge, Observation, Reconstruction
@@ -92,7 +92,7 @@ def _preprocessing(observation: Observation, layer: str) -> tuple[Tensor, Tensor
     )
 )
 @dataclass(frozen=True, kw_only=True)
-class LinearLayer:
+class LinearLayer(Attack):
     """``x = dW^T db / |db|^2`` for one example; for batches, row ratios ``dW_r / db_r`` of rows far apart.
 
     Departs from the paper: least squares over all rows instead of one row, which averages noise.
@@ -115,7 +115,7 @@ class LinearLayer:
             return "the first layer does not see the input itself"
         return None
 
-    def run(self, observations: Sequence[Observation], desk: Desk) -> list[Reconstruction]:
+    def run(self, observations: Sequence[Observation], context: AttackContext) -> list[Reconstruction]:
         """Read every observation's inputs off its first layer."""
         found = []
         for index, observation in enumerate(each.clearest for each in observations):

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from gradveil.adversary import prefixed, with_prefix
-from gradveil.attacks.base import ATTACKS, AttackCard, Desk
+from gradveil.attacks.base import ATTACKS, Attack, AttackCard, AttackContext, Cost
 from gradveil.attacks.engine.execution import COARSE_FROM, Execution, choose_execution
 from gradveil.attacks.engine.labels import recover_labels
 from gradveil.attacks.engine.loop import Problem, optimise
@@ -129,7 +129,7 @@ def _same_outputs(learner: Learner, parts: Sequence[Learner], probe: Tensor) -> 
     )
 )
 @dataclass(frozen=True, kw_only=True)
-class Peeling:
+class Peeling(Attack):
     """Minimise ``sum_l |g_l(h) - g_l|^2 / |g_l|^2`` over features h, then ``|b(x) - h|^2 + tv TV(x)`` over images x, in turn.
 
     g_l are the gradients of the layers behind the first max pool, b the layers up to it. Matching all gradients in the image
@@ -164,6 +164,10 @@ class Peeling:
         for name in ("tv", "tv_end"):
             check_number("peeling", name, getattr(self, name), open_below=True)
 
+    def cost(self) -> Cost:
+        """Return its steps and restarts."""
+        return Cost(self.steps, self.restarts)
+
     def applies(self, observation: Observation) -> str | None:
         """Return why not, unless one gradient of one example through a row of layers with max pooling was seen."""
         learner = observation.learner
@@ -178,25 +182,25 @@ class Peeling:
         peeled = _peel(learner, observation.input_shape)
         return peeled if isinstance(peeled, str) else None
 
-    def run(self, observations: Sequence[Observation], desk: Desk) -> list[Reconstruction]:
+    def run(self, observations: Sequence[Observation], context: AttackContext) -> list[Reconstruction]:
         """Peel all observations at once."""
         learner = observations[0].learner
         with matrix_products(learner.device, coarse=learner.parameters >= COARSE_FROM):
-            return self._run(observations, desk)
+            return self._run(observations, context)
 
-    def _run(self, observations: Sequence[Observation], desk: Desk) -> list[Reconstruction]:
+    def _run(self, observations: Sequence[Observation], context: AttackContext) -> list[Reconstruction]:
         observations = [observation.clearest for observation in observations]
         first = observations[0]
         parts = _peel(first.learner, first.input_shape)
         assert isinstance(parts, _Peeled)  # `applies` has checked
         bottom, top = (quicker(part, first.input_shape) for part in (parts.bottom, parts.top))
         parts = replace(parts, bottom=bottom, top=top)
-        images, seen = self._starts(observations, parts, desk)
-        plan = _plan(desk.steps(self.steps))
+        images, seen = self._starts(observations, parts, context)
+        plan = _plan(context.steps(self.steps))
         # Every round searches twice, each time by a program of its own: recording that pays on a GPU, compiling it nowhere.
         longest = max(image_steps for _, image_steps in plan) if images.device.type == "cuda" else 0
-        execution = choose_execution(desk.execution, images.device, first.learner.parameters, images.shape[0], 1, longest)
-        search = _Search(self, parts, images, seen, execution, desk)
+        execution = choose_execution(context.execution, images.device, first.learner.parameters, images.shape[0], 1, longest)
+        search = _Search(self, parts, images, seen, execution, context)
         begin = images
         features = search.first_features()
         unit = search.unit(images, features)
@@ -230,7 +234,7 @@ class Peeling:
             for row in range(images.shape[0])
         ]
 
-    def _starts(self, observations: Sequence[Observation], parts: _Peeled, desk: Desk) -> tuple[Tensor, Named]:
+    def _starts(self, observations: Sequence[Observation], parts: _Peeled, context: AttackContext) -> tuple[Tensor, Named]:
         """Draw the images to begin with, and gather what was seen of the top and its labels."""
         images, rows = [], []
         for index, observation in enumerate(observations):
@@ -238,7 +242,7 @@ class Peeling:
             labels = observation.labels if _labels_given(observation) else recover_labels(observation)
             assert labels is not None
             for restart in range(self.restarts):
-                generator = desk.seed.child(self.card.name, restart).generator("start", client=index)
+                generator = context.seed.child(self.card.name, restart).generator("start", client=index)
                 noise = torch.randn((1, *observation.input_shape), generator=generator)
                 own = {name: update[parts.prefix + name] for name in parts.top.weights}
                 # Normalisation blows a grey picture up to whatever noise is in it; so the start has contrast of its own.
@@ -256,7 +260,7 @@ class _Search:
     begin: Tensor
     seen: Named
     execution: Execution
-    desk: Desk
+    context: AttackContext
 
     def features_of(self, images: Tensor) -> Tensor:
         """Return (N, 1, C, ...) what the pool gives for images; its sharpness moves slopes only."""
@@ -286,7 +290,7 @@ class _Search:
 
         rate = Adam(learning_rate=self.attack.learning_rate / 2, schedule="cosine")
         problem = Problem(loss, {"features": start}, constants, refresh=refresh, tracks=_settled(steps))
-        outcome = optimise(problem, rate, steps, self.execution, progress=self.desk.progress)
+        outcome = optimise(problem, rate, steps, self.execution, progress=self.context.progress)
         found = outcome.leaves["features"]
         return found.abs() if self.parts.rectified else found, outcome.steps, outcome.status
 
@@ -308,7 +312,7 @@ class _Search:
 
         problem = Problem(loss, {"inputs": start}, constants, frozenset({"inputs"}), refresh, _settled(steps))
         rate = Adam(learning_rate=attack.learning_rate, schedule="cosine")
-        outcome = optimise(problem, rate, steps, self.execution, progress=self.desk.progress)
+        outcome = optimise(problem, rate, steps, self.execution, progress=self.context.progress)
         return outcome.leaves["inputs"], outcome.steps, outcome.status
 
     def measure(self, images: Tensor) -> tuple[Tensor, Tensor]:

@@ -18,7 +18,7 @@ from torch.func import functional_call
 
 from gradveil.adversary import prefixed, with_prefix
 from gradveil.attacks.adaptive import adversary_for
-from gradveil.attacks.base import ATTACKS, AttackCard, Desk
+from gradveil.attacks.base import ATTACKS, Attack, AttackCard, AttackContext, Cost
 from gradveil.attacks.engine.execution import choose_execution
 from gradveil.attacks.engine.labels import recover_labels
 from gradveil.attacks.engine.loop import Problem, optimise
@@ -97,7 +97,7 @@ class Decoder(nn.Module):
     )
 )
 @dataclass(frozen=True, kw_only=True)
-class PisteLike:
+class PisteLike(Attack):
     """Minimise ``|e(G(z)) - e|^2 / |e|^2 + tv TV(G(z))`` by Adam over weights and code of an untrained decoder G.
 
     Departs from the paper: we had no code of it, and the paper that uses it as a baseline (InvRE) tells only "deep generative
@@ -118,7 +118,6 @@ class PisteLike:
     """
 
     card: ClassVar[AttackCard]
-    stances: ClassVar[tuple[str, ...]] = STANCES
     steps: int = 2000
     restarts: int = 1
     learning_rate: float = 0.003
@@ -134,14 +133,23 @@ class PisteLike:
         for name in ("steps", "restarts", "latent", "width"):
             check_whole("piste_like", name, getattr(self, name), 1)
 
+    @property
+    def stances(self) -> tuple[str, ...]:
+        """Plain, or with the defense's own attacker."""
+        return STANCES
+
+    def cost(self) -> Cost:
+        """Return its steps and restarts."""
+        return Cost(self.steps, self.restarts)
+
     def applies(self, observation: Observation) -> str | None:
         """Return why not, unless an embedding was seen."""
         return None if isinstance(observation.learner, EmbeddingLearner) else "no embedding was seen"
 
-    def run(self, observations: Sequence[Observation], desk: Desk) -> list[Reconstruction]:
+    def run(self, observations: Sequence[Observation], context: AttackContext) -> list[Reconstruction]:
         """Fit one decoder per target and restart, all at once."""
         first = observations[0]
-        adversary, learner, steps = adversary_for(self.stance, first), first.learner, desk.steps(self.steps)
+        adversary, learner, steps = adversary_for(self.stance, first), first.learner, context.steps(self.steps)
         with torch.device("meta"):  # structure only: layers with memory would draw their weights from the global generator
             decoder = Decoder(first.input_shape, self.latent, self.width)
         distance = OBJECTIVES.get("relative_l2")
@@ -160,11 +168,13 @@ class PisteLike:
             total = misfit(leaves, constants, inputs) + self.tv * total_variation(inputs)
             return total + adversary.penalty(unknown) if unknown else total
 
-        leaves, constants = self._starts(observations, decoder, desk)
+        leaves, constants = self._starts(observations, decoder, context)
         size = sum(value[0].numel() for value in leaves.values()) + learner.parameters
-        execution = choose_execution(desk.execution, constants["labels"].device, size, len(leaves["code"]), first.examples, steps)
+        execution = choose_execution(
+            context.execution, constants["labels"].device, size, len(leaves["code"]), first.examples, steps
+        )
         problem = Problem(loss, leaves, constants)
-        outcome = optimise(problem, Adam(learning_rate=self.learning_rate), steps, execution, progress=desk.progress)
+        outcome = optimise(problem, Adam(learning_rate=self.learning_rate), steps, execution, progress=context.progress)
         found = []
         for row in range(len(leaves["code"])):
             target, restart = divmod(row, self.restarts)
@@ -192,7 +202,7 @@ class PisteLike:
             )
         return found
 
-    def _starts(self, observations: Sequence[Observation], decoder: Decoder, desk: Desk) -> tuple[Named, Named]:
+    def _starts(self, observations: Sequence[Observation], decoder: Decoder, context: AttackContext) -> tuple[Named, Named]:
         """Draw decoders and codes, and gather evidence: targets in order, restarts next to each other."""
         adversary = adversary_for(self.stance, observations[0])
         leaves, constants = [], []
@@ -201,7 +211,7 @@ class PisteLike:
             evidence = with_prefix(adversary.evidence(observation, 0), "0|")
             labels = recover_labels(observation)
             for restart in range(self.restarts):
-                generator = desk.seed.child(self.card.name, "restart", restart).generator("start", client=index)
+                generator = context.seed.child(self.card.name, "restart", restart).generator("start", client=index)
                 own = with_prefix(decoder.drawn(generator), PAINT)
                 own["code"] = torch.randn((observation.examples, self.latent), generator=generator)
                 own |= with_prefix(adversary.variables(observation, generator), UNKNOWN)

@@ -126,7 +126,7 @@ class Referee:
         inputs = torch.stack([c.inputs if c.unfinished is None else c.unfinished for c in candidates]).double()
         labels = torch.stack([c.targets for c in candidates])
         residuals, observed, count = _compare(observation, inputs, labels, [c.variables for c in candidates])
-        std = observation.adversary.noise_std(observation)
+        std = observation.adversary.arrives(observation).noise_std
         if std is not None and std > 0:
             total = torch.stack([_energies(r) for r in residuals.values()]).sum(0) / (2 * std**2 * count)
         else:

@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from safetensors import safe_open
 
-from gradveil.attacks import Attack, Desk, Referee, line_up, resolve
+from gradveil.attacks import Attack, AttackContext, Referee, line_up, resolve
 from gradveil.audit.cell import STEP_LIMIT, attack_all
 from gradveil.audit.scene import Subject, build_subject, load_cell_data
 from gradveil.audit.threat import threat_of
@@ -125,7 +125,7 @@ class _Case:
 
     subject: Subject
     observation: Observation
-    desk: Desk
+    context: AttackContext
     attacks: list[Attack]
 
 
@@ -134,17 +134,17 @@ def _prepare(payload: Payload, cell: Cell) -> _Case:
     ensemble = resolve(cell.ensemble)
     subject = build_subject(cell, load_cell_data(cell), ensemble.rehearsals)
     observation = _observe(subject, payload)
-    desk = subject.desk(STEP_LIMIT)
-    attacks = line_up(ensemble, observation, desk)
+    context = subject.context(STEP_LIMIT)
+    attacks = line_up(ensemble, observation, context)
     if not attacks:
         raise UsageError(f"no attack of {ensemble.name!r} applies to this model and batch size; choose another ensemble")
-    return _Case(subject, observation, desk, attacks)
+    return _Case(subject, observation, context, attacks)
 
 
 def _attack(case: _Case) -> tuple[dict[str, Any], torch.Tensor]:
     """Return what the attackers found, and the reconstruction they select."""
     subject, observation, cell = case.subject, case.observation, case.subject.cell
-    found = attack_all(case.attacks, [observation, *(r.observation for r in subject.rehearsals)], case.desk)
+    found = attack_all(case.attacks, [observation, *(r.observation for r in subject.rehearsals)], case.context)
     referee = Referee.rehearsed(
         [r.observation for r in subject.rehearsals],
         [(r.replayed_inputs, r.batch.targets.to(cell.device)) for r in subject.rehearsals],
@@ -169,7 +169,7 @@ def _attack(case: _Case) -> tuple[dict[str, Any], torch.Tensor]:
 
 def _unexplained(observation: Observation, best: float, null: float) -> dict[str, Any]:
     """Return the referee's scores in words people can read: a share of the update, or multiples of the noise's power."""
-    noisy = bool(observation.adversary.noise_std(observation))
+    noisy = bool(observation.adversary.arrives(observation).noise_std)
     # Under known noise the score is half the squared residual per entry over the noise's variance: 1/2 at the truth.
     scores = {"best": best, "null": null}
     finite = {name: (2 * value if noisy else value) if math.isfinite(value) else None for name, value in scores.items()}

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from gradveil.attacks import Attack, Desk, Ensemble, Referee, informed_twins, launch, line_up, resolve
+from gradveil.attacks import Attack, AttackContext, Ensemble, Referee, informed_twins, launch, line_up, resolve
 from gradveil.audit.certified import certify, guarantee_of
 from gradveil.audit.judge import Scored, best_by_truth, null_rows, per_recipe, score, select
 from gradveil.audit.regions import region_of_cell
@@ -29,7 +29,7 @@ from gradveil.errors import UsageError
 from gradveil.metrics import median, wilson
 from gradveil.randomness import Seed
 from gradveil.records import Observation, Reconstruction
-from gradveil.storage.partial import Shelf
+from gradveil.storage.partial import PartialWork
 from gradveil.study.cell import CELL_FORMAT, Cell
 from gradveil.wire import encode_dense, tensor_bytes
 
@@ -69,15 +69,15 @@ def run_cell(
     ensemble = resolve(cell.ensemble, threat_of(cell).sees)
     subject = build_subject(cell, dataset, ensemble.rehearsals)
     counter = _Counter(report)
-    desk = subject.desk(STEP_LIMIT, counter)
+    context = subject.context(STEP_LIMIT, counter)
     everyone = [t.observation for t in (*subject.targets, *subject.rehearsals)]
-    attacks = line_up(ensemble, everyone[0], desk)
+    attacks = line_up(ensemble, everyone[0], context)
     if not attacks:
         raise UsageError(f"no attack of {ensemble.name!r} applies to this model and batch size; choose another ensemble")
-    shelf = Shelf(work, cell.device)
+    partial = PartialWork(work, cell.device)
     # What an earlier run did is neither planned nor done in this one, or the time left would be wrong.
-    counter.planned = planned_steps([a for place, a in enumerate(attacks) if not shelf.has(place)], desk, len(everyone))
-    found = attack_all(attacks, everyone, desk, shelf)
+    counter.planned = planned_steps([a for place, a in enumerate(attacks) if not partial.has(place)], context, len(everyone))
+    found = attack_all(attacks, everyone, context, partial)
     count = len(subject.targets)
     referee = Referee.rehearsed(
         [r.observation for r in subject.rehearsals],
@@ -86,8 +86,8 @@ def run_cell(
         found[count:],
     )
     risk = risk_of_cell(subject)
-    record, pictures = _judge(subject, ensemble, desk, found[:count], referee, risk)
-    seconds, steps = time.perf_counter() - started + shelf.seconds, counter.done + shelf.steps
+    record, pictures = _judge(subject, ensemble, context, found[:count], referee, risk)
+    seconds, steps = time.perf_counter() - started + partial.seconds, counter.done + partial.steps
     timing = {
         "key": key,
         "seconds": round(seconds, 3),
@@ -113,23 +113,24 @@ class _Counter:
             self._report(self.done, self.planned)
 
 
-def planned_steps(attacks: Sequence[Attack], desk: Desk, observations: int) -> int:
+def planned_steps(attacks: Sequence[Attack], context: AttackContext, observations: int) -> int:
     """Return the candidate-steps the attacks would spend if none stopped early."""
-    return sum(desk.steps(getattr(a, "steps", 1)) * getattr(a, "restarts", 1) * observations for a in attacks)
+    costs = [attack.cost() for attack in attacks]
+    return sum(context.steps(cost.steps) * cost.restarts * observations for cost in costs)
 
 
 def attack_all(
-    attacks: Sequence[Attack], observations: Sequence[Observation], desk: Desk, shelf: Shelf | None = None
+    attacks: Sequence[Attack], observations: Sequence[Observation], context: AttackContext, partial: PartialWork | None = None
 ) -> list[list[Reconstruction]]:
     """Launch every attacker on all observations together; return the candidates of each observation."""
     found: list[list[Reconstruction]] = [[] for _ in observations]
-    shelf = shelf or Shelf(None)
+    partial = partial or PartialWork(None)
     for place, attack in enumerate(attacks):
-        candidates = shelf.take(place)
+        candidates = partial.take(place)
         if candidates is None:
             begun = time.perf_counter()
-            candidates = launch(attack, observations, desk)
-            shelf.put(place, candidates, time.perf_counter() - begun)
+            candidates = launch(attack, observations, context)
+            partial.put(place, candidates, time.perf_counter() - begun)
         for candidate in (*candidates, *informed_twins(candidates, observations)):
             found[candidate.target].append(candidate)
     return found
@@ -138,7 +139,7 @@ def attack_all(
 def _judge(
     subject: Subject,
     ensemble: Ensemble,
-    desk: Desk,
+    context: AttackContext,
     candidates: Sequence[Sequence[Reconstruction]],
     referee: Referee,
     risk: CellRisk | None,
@@ -156,7 +157,7 @@ def _judge(
         rows[name] = score(subject, restricted[0]) if restricted else None
     selected, best = rows["selected"], rows["best_by_truth"]
     assert selected is not None and best is not None
-    nulls = null_rows(subject, ensemble, desk, len(candidates[0]), selected)
+    nulls = null_rows(subject, ensemble, context, len(candidates[0]), selected)
     certificate = certify(subject)
     attackers = per_recipe(subject, candidates, referee, kept, seed)
     evidence = Evidence(subject, candidates, kept, verdicts, referee, selected, best, nulls, certificate, attackers)

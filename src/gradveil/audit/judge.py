@@ -10,9 +10,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from gradveil.attacks.base import Desk
+from gradveil.attacks.base import AttackContext
 from gradveil.attacks.engine.matching import Recipe, run_recipe
 from gradveil.attacks.ensembles import Ensemble
+from gradveil.attacks.gradient_matching import GradientMatching
 from gradveil.attacks.referee import Referee, Verdict, recipe_key
 from gradveil.audit.scene import Subject
 from gradveil.metrics import among_nearest, assign, label_hits, measure, ranks, summarise
@@ -104,7 +105,7 @@ def best_by_truth(subject: Subject, candidates: Sequence[Sequence[Reconstruction
     return best
 
 
-def null_rows(subject: Subject, ensemble: Ensemble, desk: Desk, tries: int, selected: Scored) -> dict[str, Scored]:
+def null_rows(subject: Subject, ensemble: Ensemble, context: AttackContext, tries: int, selected: Scored) -> dict[str, Scored]:
     """Return the null baselines: what anyone gets without looking at the update.
 
     Prior-only gets as many tries as the attackers had (at most eight; they hardly differ) and keeps the best by truth, which is
@@ -117,18 +118,17 @@ def null_rows(subject: Subject, ensemble: Ensemble, desk: Desk, tries: int, sele
     return {
         "grey": _scored(subject, grey),
         "data_mean": _scored(subject, mean),
-        "prior_only": _prior_only(subject, ensemble, desk, min(tries, MOST_PRIOR_TRIES)),
+        "prior_only": _prior_only(subject, ensemble, context, min(tries, MOST_PRIOR_TRIES)),
         "derangement": _derangement(subject, selected),
     }
 
 
-def _prior_only(subject: Subject, ensemble: Ensemble, desk: Desk, tries: int) -> Scored:
+def _prior_only(subject: Subject, ensemble: Ensemble, context: AttackContext, tries: int) -> Scored:
     """Run the ensemble's recipes with the matching term switched off."""
-    recipes = [member.attack.recipe() for member in ensemble.members if hasattr(member.attack, "recipe")] or [
-        Recipe(name="prior", tv=1e-2)
-    ]
+    searches = [member.attack for member in ensemble.members if isinstance(member.attack, GradientMatching)]
+    recipes = [attack.recipe() for attack in searches] or [Recipe(name="prior", tv=1e-2)]
     observations = [target.observation for target in subject.targets]
-    quiet = Desk(seed=desk.seed.child("prior only"), budget=PRIOR_STEPS, execution="batched")
+    quiet = AttackContext(seed=context.seed.child("prior only"), budget=PRIOR_STEPS, execution="batched")
     found: list[list[Reconstruction]] = [[] for _ in observations]
     for index, recipe in enumerate(recipes):
         share = tries // len(recipes) + (index < tries % len(recipes))

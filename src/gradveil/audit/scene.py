@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from gradveil.attacks.base import Desk
+from gradveil.attacks.base import AttackContext
 from gradveil.audit.party import build_party, own_data, own_part
 from gradveil.audit.threat import threat_of
 from gradveil.client.send import send
@@ -50,7 +50,7 @@ class Target:
     @property
     def replayed_inputs(self) -> Tensor:
         """The inputs that an attacker who knows the defense replays: those trained on, or the raw ones, on the same device."""
-        raw = self.observation.adversary.replays_raw
+        raw = self.observation.adversary.arrives(self.observation).raw_inputs
         return self.batch.inputs.to(self.trained_inputs) if raw else self.trained_inputs
 
 
@@ -86,11 +86,11 @@ class Subject:
     indices: tuple[int, ...]
     public: Tensor
 
-    def desk(self, budget: int, progress: Callable[[int], None] | None = None) -> Desk:
-        """Return the attacker's desk, with the defended client's code on the attacker's own data."""
+    def context(self, budget: int, progress: Callable[[int], None] | None = None) -> AttackContext:
+        """Return the attacker's context, with the defended client's code on the attacker's own data."""
         parts = parts_of(self.defense)
         idle = all(not part.stations() for part in parts)
-        return Desk(
+        return AttackContext(
             seed=Seed(self.cell.seed).child("attacker"),
             budget=self.cell.steps or budget,
             execution=self.cell.execution,

@@ -279,7 +279,7 @@ def _name(attacker: Mapping[str, Any]) -> str:
 
 def _informed(evidence: Evidence) -> Check:
     observation = evidence.subject.targets[0].observation
-    if observation.adversary.incomplete_for(observation):
+    if observation.adversary.arrives(observation).incomplete:
         return Check(
             "informed_complete",
             "warn",

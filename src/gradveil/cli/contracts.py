@@ -21,7 +21,7 @@ def run_contract(spelling: str) -> tuple[str, list[CheckResult]]:
     Raises:
         UsageError: It cannot be found, or is none of a defense, an attack and a metric.
     """
-    from gradveil.attacks import ATTACKS
+    from gradveil.attacks import ATTACKS, Attack
     from gradveil.defenses import DEFENSES, Defense
     from gradveil.metrics import METRICS
 
@@ -31,13 +31,14 @@ def run_contract(spelling: str) -> tuple[str, list[CheckResult]]:
         return "defense", _check_defense(spelling)
     if name in METRICS.names() or (callable(method) and not isinstance(method, type)):
         return "metric", _check_metric(name, method)
-    if name in ATTACKS.names() or (hasattr(method, "run") and hasattr(method, "applies")):
+    if name in ATTACKS.names() or (isinstance(method, type) and issubclass(method, Attack)):
         return "attack", _check_attack(spelling)
     if method is None:
         known = [*DEFENSES.names(), *ATTACKS.names(), *METRICS.names()]
         raise UsageError(f"there is no defense, attack or metric called {name!r}{suggest(name, known)}")
     raise UsageError(
-        f"{name!r} is none of a defense (a subclass of gradveil.defenses.Defense), an attack (run and applies) and a metric"
+        f"{name!r} is none of a defense (a subclass of gradveil.defenses.Defense), an attack (a subclass of "
+        "gradveil.attacks.Attack) and a metric"
     )
 
 

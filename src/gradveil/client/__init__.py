@@ -6,8 +6,19 @@ result = run_client(learner, batch, defense, seed)      # result.payload crosses
 
 from gradveil.client.embedding import PartyResult, run_party
 from gradveil.client.local_training import LocalTraining
+from gradveil.client.needs import unmet_need
 from gradveil.client.send import Sent, send
 from gradveil.client.update import ClientResult, run_client
 from gradveil.defenses.chain import build_defense
 
-__all__ = ["ClientResult", "LocalTraining", "PartyResult", "Sent", "build_defense", "run_client", "run_party", "send"]
+__all__ = [
+    "ClientResult",
+    "LocalTraining",
+    "PartyResult",
+    "Sent",
+    "build_defense",
+    "run_client",
+    "run_party",
+    "send",
+    "unmet_need",
+]

@@ -10,7 +10,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from gradveil.defenses.base import HOOKS, ClientView, Defense, State
+from gradveil.client.needs import unmet_need
+from gradveil.defenses.base import HOOKS, ClientView, Defense, Need, State
 from gradveil.defenses.chain import parts_of
 from gradveil.errors import BadUpdate, UsageError
 from gradveil.learning.embedding import EMBEDDING, EMBEDDING_GRADIENT, EmbeddingLearner
@@ -24,23 +25,21 @@ __all__ = ["VERTICAL_HOOKS", "PartyResult", "check_vertical", "read_embedding", 
 
 VERTICAL_HOOKS = ("prepare", "protect_batch", "protect_embedding")
 """Hooks that have a place in vertical learning: no gradient and no update of weights leaves a party."""
+PARTY_GIVES: tuple[Need, ...] = ("batch", "records", "public")
+"""What a party has by itself: labels, and the loss they enter, are with the label owner."""
 
 
 def vertical_fault(defense: Defense) -> str | None:
     """Return None where every part of a defense has something to do in vertical learning, else one sentence why not."""
     for part in parts_of(defense):
         stations = set(part.stations())
-        if part.needs_training_loss:
-            return f"{spell(part)} needs the training loss, which a party of vertical learning does not have by itself"
-        if part.needs_labels:
-            return f"{spell(part)} looks at labels, which in vertical learning only the label owner has"
         if "adapt_model" in stations:
             return f"{spell(part)} changes the model that clients train together, and a party of vertical learning has its own"
         # A defense of which only a part would be applied is none.
         elsewhere = [hook for hook in HOOKS if hook in stations and hook not in VERTICAL_HOOKS]
         if elsewhere:
             return f"{spell(part)} acts at {' and '.join(elsewhere)}, and in vertical learning only embeddings leave a party"
-    return None
+    return unmet_need(defense, PARTY_GIVES, "which in vertical learning only the label owner has")
 
 
 def check_vertical(defense: Defense) -> None:

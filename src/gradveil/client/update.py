@@ -8,7 +8,8 @@ import torch
 from torch import Tensor
 
 from gradveil.client.local_training import ClientLearner, LocalTraining, RunningStatistics
-from gradveil.defenses.base import ClientView, Defense, State
+from gradveil.client.needs import unmet_need
+from gradveil.defenses.base import NEEDS, ClientView, Defense, State
 from gradveil.defenses.chain import Chain, granularity_of, parts_of
 from gradveil.errors import ReplaceLayer, UsageError
 from gradveil.learning.learner import Learner
@@ -58,7 +59,8 @@ def run_client(
         raise UsageError(
             "run_client runs one client; for an aggregate run each with settings.clients = 1 and average what they send"
         )
-    fault = horizontal_fault(defense)
+    given = NEEDS.keys() - ({"public"} if public is None else set()) - ({"records"} if not batch.records else set())
+    fault = horizontal_fault(defense) or unmet_need(defense, given, "and there are none")
     if fault:
         raise UsageError(fault)
     view = ClientView(

@@ -25,7 +25,7 @@ from gradveil.study.local_training import TrainingSettings
 from gradveil.tensors import Named
 from gradveil.wire.dense import DENSE, decode_dense, encode_dense
 
-__all__ = ["DEFENSES", "HOOKS", "MEASURED", "AdaptedModel", "ClientView", "Defense", "DefenseCard", "State"]
+__all__ = ["DEFENSES", "HOOKS", "MEASURED", "NEEDS", "AdaptedModel", "ClientView", "Defense", "DefenseCard", "Need", "State"]
 
 State = Named
 Setting = Mapping[str, Any]
@@ -45,6 +45,26 @@ HOOKS = (
     "layer_weights",
     "correct_aggregate",
 )
+
+Need = Literal["batch", "records", "public", "loss", "gradient", "adapted_model", "training_loop"]
+"""What a defense may need of whoever calls its hooks, beside the update itself."""
+
+NEEDS: Mapping[Need, str] = {
+    "batch": "the client's own inputs",
+    "records": "the ids of its records",
+    "public": "public inputs",
+    "loss": "the labels and the training loss",
+    "gradient": "the gradient of every local step",
+    "adapted_model": "a model of its own making that everybody trains",
+    "training_loop": "a say in how local training goes",
+}
+_NEED_OF_HOOK: Mapping[str, Need] = {
+    "prepare": "batch",
+    "configure_training": "training_loop",
+    "adapt_model": "adapted_model",
+    "protect_batch": "batch",
+    "protect_gradient": "gradient",
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -137,8 +157,6 @@ class Defense:
     granularity: ClassVar[Literal["batch", "example"]] = "batch"
     lossy_encoding: ClassVar[bool] = False
     """Whether `encode` itself changes the update, so that no later part of a chain can change it any more."""
-    needs_training_loss: ClassVar[bool] = False
-    """Whether its hooks ask for a training loss, which a party of vertical learning does not have without the label owner."""
 
     def prepare(self, data: Batch, view: ClientView) -> State:
         """Return the state this client starts with, from its own data."""
@@ -202,10 +220,15 @@ class Defense:
         """Whether it draws randomness at these settings; the card says whether it does at some."""
         return type(self).card.random
 
-    @property
-    def needs_labels(self) -> bool:
-        """Whether its hooks look at the labels at these settings, which in vertical learning only the label owner has."""
-        return False
+    def needs(self) -> frozenset[Need]:
+        """Return what a caller must give at these settings; without it, the defense would do less than it says.
+
+        What follows from the overridden hooks is here; a defense adds what its hooks read off the view: the batch, the loss,
+        public inputs, ids. What it merely uses where it is given is no need.
+        """
+        derived: set[Need] = {need for hook, need in _NEED_OF_HOOK.items() if self.overrides(hook)}
+        # Nobody but the loop itself has gradients of single examples.
+        return frozenset(derived | {"training_loop"} if "gradient" in derived and self.granularity == "example" else derived)
 
     @classmethod
     def overrides(cls, hook: str) -> bool:

@@ -12,8 +12,8 @@ from torch import Tensor
 from torch.func import vmap
 
 from gradveil.adversary import OBSERVED, OpenAdversary, prefixed, with_prefix
-from gradveil.defenses.base import DEFENSES, ClientView, Defense, DefenseCard, State
-from gradveil.records import Batch, Comparison, Observation, Update
+from gradveil.defenses.base import DEFENSES, ClientView, Defense, DefenseCard, Need, State
+from gradveil.records import Batch, Comparison, Observation, Update, WhatArrives
 from gradveil.study.checks import check_choice, check_number
 from gradveil.tensors import Named, check_finite, flatten, unflatten
 
@@ -154,22 +154,20 @@ class CensorAdversary(OpenAdversary):
     def _defended(self, observation: Observation, index: int) -> bool:
         return self.active_rounds == 0 or observation.updates[index].round < self.active_rounds
 
-    def incomplete_for(self, observation: Observation) -> bool:
-        """True for an aggregate. Of one client nothing else is sent, but which of the random trials had the lowest loss."""
-        return observation.threat.clients > 1
+    def arrives(self, observation: Observation) -> WhatArrives:
+        """Say that nothing is exact in a defended round and everything in one without, and how the last bias names the label.
 
-    def clearest_round(self, observation: Observation) -> int:
-        """Return the first undefended round, where one was seen."""
-        return next((i for i in range(len(observation.updates)) if not self._defended(observation, i)), 0)
-
-    def label_evidence(self, observation: Observation, bias: Tensor, prediction: Callable[[], Tensor]) -> Tensor | None:
-        """Return |o_c - <o, p>|: the bias gradient of one example is p - e_y, and o is orthogonal to it, so o_y = <o, p>.
-
-        The global model's mean prediction stands for p. Nothing like it holds where all tensors are projected together.
+        Incomplete for an aggregate; of one client nothing else is sent, but which of the random trials had the lowest loss. The
+        label is not told where all tensors are projected together, nor by a sum of steps.
         """
-        if self.scope == "whole" or not self._defended(observation, 0) or observation.learner.settings.shares != "gradient":
-            return None
-        return (bias - (bias * prediction()).sum()).abs()
+        told, defended = super().arrives(observation), self._defended(observation, 0)
+        orthogonal = self.scope != "whole" and defended and observation.learner.settings.shares == "gradient"
+        return told.replace(
+            exact=frozenset if defended else told.exact,
+            incomplete=observation.threat.clients > 1,
+            least_protected_round=next((i for i in range(len(observation.updates)) if not self._defended(observation, i)), 0),
+            label_evidence=_label_by_angle if orthogonal else None,
+        )
 
     def evidence(self, observation: Observation, round_index: int) -> Named:
         """Return the update, and how much its invariants and its entries count."""
@@ -205,9 +203,13 @@ class CensorAdversary(OpenAdversary):
             {**{n: v * resting for n, v in observed.items()}, INVARIANTS: expected},
         )
 
-    def exact(self, observation: Observation) -> frozenset[str]:
-        """Return nothing in a defended round, everything in an undefended one."""
-        return frozenset() if self._defended(observation, 0) else super().exact(observation)
+
+def _label_by_angle(bias: Tensor, prediction: Callable[[], Tensor]) -> Tensor:
+    """Return |o_c - <o, p>|: the bias gradient of one example is p - e_y, and o is orthogonal to it, so o_y = <o, p>.
+
+    The global model's mean prediction stands for p.
+    """
+    return (bias - (bias * prediction()).sum()).abs()
 
 
 @DEFENSES.register(
@@ -282,6 +284,10 @@ class Censor(Defense):
         for name, more in ((ROUNDS, 1), (FALLBACKS, int(chosen.fell_back))):
             counted[name] = state.get(name, torch.zeros((), dtype=torch.int64)) + more
         return update.replace(weights={n: chosen.weights[n].to(v.dtype) for n, v in update.weights.items()}), counted
+
+    def needs(self) -> frozenset[Need]:
+        """Ask for the batch and its loss: the candidate is kept after whose step the loss is lowest."""
+        return super().needs() | {"batch", "loss"}
 
     def adversary(self) -> OpenAdversary:
         """Return the attacker who matches norms and angles, and everything where nothing was done."""

@@ -11,12 +11,22 @@ from typing import Any, ClassVar, Literal
 import torch
 from torch import Tensor, nn
 
-from gradveil.adversary import OpenAdversary, prefixed, with_prefix
-from gradveil.defenses.base import DEFENSES, AdaptedModel, ClientView, Defense, DefenseCard, State
+from gradveil.adversary import OpenAdversary, overrides, prefixed, with_prefix
+from gradveil.defenses.base import DEFENSES, AdaptedModel, ClientView, Defense, DefenseCard, Need, State
 from gradveil.errors import DefenseOrder, UsageError
 from gradveil.learning.learner import GradientHook, Learner
 from gradveil.learning.losses import Loss
-from gradveil.records import Batch, Comparison, ModelSpec, Observation, Payload, Reconstruction, Update
+from gradveil.records import (
+    Batch,
+    Comparison,
+    LabelEvidence,
+    ModelSpec,
+    Observation,
+    Payload,
+    Reconstruction,
+    Update,
+    WhatArrives,
+)
 from gradveil.registry import spell, split_chain
 from gradveil.study.local_training import TrainingSettings
 from gradveil.tensors import Named
@@ -156,6 +166,10 @@ class Chain(Defense):
         """Return the composition of the parts' attackers."""
         return ChainAdversary(tuple(part.adversary() for part in self.parts))
 
+    def needs(self) -> frozenset[Need]:
+        """Return what any part needs."""
+        return frozenset(need for part in self.parts for need in part.needs())
+
     def quick(self) -> Defense:
         """Return the chain of its parts with less effort."""
         return Chain(parts=tuple(part.quick() for part in self.parts))
@@ -178,37 +192,34 @@ class ChainAdversary(OpenAdversary):
     parts: tuple[OpenAdversary, ...] = ()
 
     def _comparers(self) -> list[int]:
-        return [i for i, part in enumerate(self.parts) if type(part).compare is not OpenAdversary.compare]
+        return [i for i, part in enumerate(self.parts) if overrides(part, "compare")]
 
     def _last(self) -> OpenAdversary:
         comparers = self._comparers()
         return self.parts[comparers[-1]] if comparers else OpenAdversary()
 
-    @property
-    def incomplete(self) -> bool:
-        """True when a part is, or when a part that compares in its own way is followed by one that changes the update."""
-        return self._hides() or any(part.incomplete for part in self.parts)
+    def arrives(self, observation: Observation) -> WhatArrives:
+        """Put together what the parts say.
 
-    def incomplete_for(self, observation: Observation) -> bool:
-        """Ask the parts about what was seen here."""
-        return self._hides() or any(part.incomplete_for(observation) for part in self.parts)
-
-    def _hides(self) -> bool:
-        return any(_changes_update(later) for i in self._comparers() for later in self.parts[i + 1 :])
-
-    @property
-    def replays_raw(self) -> bool:
-        """True when a part's attacker does."""
-        return any(part.replays_raw for part in self.parts)
-
-    @property
-    def matches_plainly(self) -> bool:
-        """True when every part's attacker does."""
-        return all(part.matches_plainly for part in self.parts)
-
-    def drowns(self, observation: Observation) -> bool:
-        """Ask the comparing part: it is what a search compares with."""
-        return self._last().drowns(observation)
+        Noise adds up where nothing after the first noisy part changes the update otherwise; exact is what every part leaves
+        exact. Incomplete when a part is, or when a part that compares in its own way is followed by one that changes the
+        update. The round is the first in which every part that rests at some time rests; the label is read by the last part
+        that can; how tensors weigh is said by the part that compares.
+        """
+        told = [part.arrives(observation) for part in self.parts]
+        changes = [_changes_update(part, own, observation) for part, own in zip(self.parts, told, strict=True)]
+        comparers = self._comparers()
+        readers = [own.label_evidence for own in reversed(told) if own.label_evidence is not None]
+        return WhatArrives(
+            noise_std=_joint_noise([own.noise_std for own, changing in zip(told, changes, strict=True) if changing]),
+            exact=lambda: frozenset(observation.update.weights).intersection(*(own.exact() for own in told)),
+            incomplete=any(own.incomplete for own in told) or any(any(changes[i + 1 :]) for i in comparers),
+            least_protected_round=max(own.least_protected_round for own in told),
+            label_evidence=_first_answer(readers) if readers else None,
+            equal_weights=bool(comparers) and told[comparers[-1]].equal_weights,
+            plain_search=all(own.plain_search for own in told),
+            raw_inputs=any(own.raw_inputs for own in told),
+        )
 
     def evidence(self, observation: Observation, round_index: int) -> Named:
         """Return the evidence of the comparing part."""
@@ -261,29 +272,6 @@ class ChainAdversary(OpenAdversary):
             total = total + part.penalty(prefixed(variables, f"{index}/"))
         return total
 
-    def clearest_round(self, observation: Observation) -> int:
-        """Return the first round in which every part that rests at some time rests."""
-        return max(part.clearest_round(observation) for part in self.parts)
-
-    def label_evidence(self, observation: Observation, bias: Tensor, prediction: Callable[[], Tensor]) -> Tensor | None:
-        """Return what the last part says that reads the bias in its own way."""
-        told = (part.label_evidence(observation, bias, prediction) for part in reversed(self.parts))
-        return next((evidence for evidence in told if evidence is not None), None)
-
-    def noise_std(self, observation: Observation) -> float | None:
-        """Return the noise of all parts together, where nothing after the first of them changes the update otherwise."""
-        changing = [part.noise_std(observation) for part in self.parts if _changes_update(part)]
-        first = next((i for i, std in enumerate(changing) if std is not None), len(changing))
-        known = [std for std in changing[first:] if std is not None]
-        return math.hypot(*known) if known and len(known) == len(changing) - first else None
-
-    def exact(self, observation: Observation) -> frozenset[str]:
-        """Return what every part leaves exact."""
-        names = super().exact(observation)
-        for part in self.parts:
-            names &= part.exact(observation)
-        return names
-
     def finish(self, reconstruction: Reconstruction, observation: Observation) -> Reconstruction:
         """Undo the parts in reverse."""
         for part in reversed(self.parts):
@@ -291,10 +279,28 @@ class ChainAdversary(OpenAdversary):
         return reconstruction
 
 
-def _changes_update(part: OpenAdversary) -> bool:
+def _changes_update(part: OpenAdversary, told: WhatArrives, observation: Observation) -> bool:
     """Whether the defense behind ``part`` does something to the finished update, as far as its attacker tells."""
-    told = ("on_update", "compare", "noise_std", "exact")
-    return any(getattr(type(part), name) is not getattr(OpenAdversary, name) for name in told)
+    if overrides(part, "on_update") or overrides(part, "compare") or told.noise_std is not None:
+        return True
+    return not told.exact() >= observation.update.weights.keys()
+
+
+def _joint_noise(stds: Sequence[float | None]) -> float | None:
+    """Return the noise of parts that change the update together; None where one after the first noisy part adds no noise."""
+    first = next((index for index, std in enumerate(stds) if std is not None), len(stds))
+    known = [std for std in stds[first:] if std is not None]
+    return math.hypot(*known) if known and len(known) == len(stds) - first else None
+
+
+def _first_answer(readers: Sequence[LabelEvidence]) -> LabelEvidence:
+    """Return the reader that asks one after the other until one can tell."""
+
+    def ask(bias: Tensor, prediction: Callable[[], Tensor]) -> Tensor | None:
+        answers = (reader(bias, prediction) for reader in readers)
+        return next((evidence for evidence in answers if evidence is not None), None)
+
+    return ask
 
 
 def _compose_hooks(hooks: Sequence[GradientHook | None]) -> GradientHook | None:

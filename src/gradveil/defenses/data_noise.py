@@ -12,7 +12,7 @@ from gradveil.adversary import OpenAdversary
 from gradveil.defenses.base import DEFENSES, ClientView, Defense, DefenseCard, State
 from gradveil.defenses.laplace_noise import draw_laplace
 from gradveil.defenses.parts.denoising import denoise_images
-from gradveil.records import Batch, Observation, Reconstruction
+from gradveil.records import Batch, Observation, Reconstruction, WhatArrives
 from gradveil.study.checks import check_choice, check_number
 from gradveil.tensors import check_finite
 
@@ -30,9 +30,9 @@ class NoisyDataAdversary(OpenAdversary):
 
     std: float
 
-    def incomplete_for(self, observation: Observation) -> bool:
-        """True over several rounds, each of which draws its own noise."""
-        return len(observation.updates) > 1
+    def arrives(self, observation: Observation) -> WhatArrives:
+        """Say that it is incomplete over several rounds, each of which draws its own noise."""
+        return super().arrives(observation).replace(incomplete=len(observation.updates) > 1)
 
     def finish(self, reconstruction: Reconstruction, observation: Observation) -> Reconstruction:
         """Denoise with the strength of the known noise."""

@@ -13,7 +13,7 @@ from gradveil.defenses.base import DEFENSES, ClientView, DefenseCard, State
 from gradveil.defenses.parts.sparse_update import SparseUpdateDefense, ZeroedEntriesAdversary
 from gradveil.errors import UsageError
 from gradveil.learning.learner import GradientHook, Learner
-from gradveil.records import Observation, Update
+from gradveil.records import Observation, Update, WhatArrives
 from gradveil.study.checks import check_number
 from gradveil.tensors import Named, check_finite
 
@@ -56,10 +56,10 @@ class DGPAdversary(ZeroedEntriesAdversary):
     smallest: float = 0.75
     error_feedback: bool = True
 
-    def incomplete_for(self, observation: Observation) -> bool:
-        """True for later rounds and aggregates: what is fed back is estimated instead of replayed, and masks overlap."""
-        later = any(update.round > 0 for update in observation.updates)
-        return (self.error_feedback and later) or observation.threat.clients > 1
+    def arrives(self, observation: Observation) -> WhatArrives:
+        """Say that it is incomplete also for later rounds: what is fed back is estimated there instead of replayed."""
+        told, later = super().arrives(observation), any(update.round > 0 for update in observation.updates)
+        return told.replace(incomplete=told.incomplete or (self.error_feedback and later))
 
     def evidence(self, observation: Observation, round_index: int) -> Named:
         """Return one gradient's share of the update, and the mask of its entries that are not zero."""

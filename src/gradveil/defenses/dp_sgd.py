@@ -16,7 +16,7 @@ from gradveil.defenses.clipping import SCOPES, Scope
 from gradveil.defenses.example_clipping import ClippedExamplesAdversary, clip_each
 from gradveil.errors import UsageError
 from gradveil.learning.learner import GradientHook, Learner
-from gradveil.records import Observation
+from gradveil.records import Observation, WhatArrives
 from gradveil.study.checks import check_choice, check_number
 from gradveil.tensors import Named
 
@@ -79,12 +79,19 @@ class DPSGDAdversary(ClippedExamplesAdversary):
     noise_multiplier: float
     expected_batch: int
 
-    def incomplete_for(self, observation: Observation) -> bool:
-        """True where noise changes the path itself: after several noisy steps, or through Adam, which is not linear in it."""
-        settings = observation.learner.settings
-        if not self.noise_multiplier or settings.shares == "gradient":
-            return False
-        return settings.optimizer != "sgd" or len(step_sizes(observation)) > 1
+    def arrives(self, observation: Observation) -> WhatArrives:
+        """Tell the noise per entry of the update; none for Adam, which is not linear in its gradients.
+
+        Where there is noise nothing is exact; clipping alone leaves every layer exact up to a factor. Incomplete where noise
+        changes the path itself: after several noisy steps, or through Adam.
+        """
+        told, settings = super().arrives(observation), observation.learner.settings
+        if not self.noise_multiplier:
+            return told
+        whole = noise_on_sum(observation.learner.weights, self.bound, self.noise_multiplier, self.scope)
+        std = accumulated_noise(observation, lambda size: whole / (self.expected_batch or size))
+        bent = settings.shares != "gradient" and (settings.optimizer != "sgd" or len(step_sizes(observation)) > 1)
+        return told.replace(exact=frozenset, noise_std=std, incomplete=bent)
 
     def on_examples(self, learner: Learner, variables: Named) -> GradientHook:
         """Clip along the leading axis, differentiably, and divide by what the client divides by."""
@@ -97,17 +104,6 @@ class DPSGDAdversary(ClippedExamplesAdversary):
             return {name: value * (inputs.shape[0] / self.expected_batch) for name, value in clipped.items()}
 
         return hook
-
-    def noise_std(self, observation: Observation) -> float | None:
-        """Return the noise per entry of the update; None for Adam, which is not linear in its gradients."""
-        if not self.noise_multiplier:
-            return None
-        whole = noise_on_sum(observation.learner.weights, self.bound, self.noise_multiplier, self.scope)
-        return accumulated_noise(observation, lambda size: whole / (self.expected_batch or size))
-
-    def exact(self, observation: Observation) -> frozenset[str]:
-        """Return no names where there is noise; clipping alone leaves every layer exact up to a factor."""
-        return frozenset() if self.noise_multiplier else super().exact(observation)
 
 
 @DEFENSES.register(

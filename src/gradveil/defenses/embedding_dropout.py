@@ -11,7 +11,7 @@ from gradveil.adversary import MASK, OBSERVED, OpenAdversary
 from gradveil.defenses.base import DEFENSES, ClientView, Defense, DefenseCard, State
 from gradveil.defenses.embedding_noise import EmbeddingAdversary
 from gradveil.learning.embedding import EMBEDDING, EMBEDDING_GRADIENT
-from gradveil.records import Comparison, Observation
+from gradveil.records import Comparison, Observation, WhatArrives
 from gradveil.study.checks import check_flag, check_number
 from gradveil.tensors import Named, check_finite
 
@@ -30,9 +30,9 @@ class DroppedEmbeddingAdversary(EmbeddingAdversary):
 
     factor: float = 1.0
 
-    def incomplete_for(self, observation: Observation) -> bool:
-        """True where the gradient is seen as well: the label in it is not read."""
-        return EMBEDDING_GRADIENT in observation.update.weights
+    def arrives(self, observation: Observation) -> WhatArrives:
+        """Say that it is incomplete where the gradient is seen as well: the label in it is not read."""
+        return super().arrives(observation).replace(incomplete=EMBEDDING_GRADIENT in observation.update.weights)
 
     def evidence(self, observation: Observation, round_index: int) -> Named:
         """Return the embedding and the mask of its entries that are not zero."""

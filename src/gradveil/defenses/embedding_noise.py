@@ -11,7 +11,7 @@ from gradveil.adversary import OBSERVED, OpenAdversary
 from gradveil.defenses.base import DEFENSES, ClientView, Defense, DefenseCard, State
 from gradveil.defenses.parts.strength import noise_std
 from gradveil.learning.embedding import EMBEDDING, EMBEDDING_GRADIENT
-from gradveil.records import Comparison, Observation
+from gradveil.records import Comparison, Observation, WhatArrives
 from gradveil.study.checks import check_flag, check_number
 from gradveil.tensors import Named, check_finite
 
@@ -30,9 +30,9 @@ class EmbeddingAdversary(OpenAdversary):
         """Compare the embedding."""
         return Comparison({EMBEDDING: simulated[EMBEDDING]}, {EMBEDDING: evidence[OBSERVED + EMBEDDING]})
 
-    def exact(self, observation: Observation) -> frozenset[str]:
-        """Return no names."""
-        return frozenset()
+    def arrives(self, observation: Observation) -> WhatArrives:
+        """Say that nothing is exact."""
+        return super().arrives(observation).replace(exact=frozenset)
 
 
 @dataclass(frozen=True)
@@ -44,13 +44,10 @@ class NoisyEmbeddingAdversary(EmbeddingAdversary):
 
     std: float
 
-    def noise_std(self, observation: Observation) -> float:
-        """Return the noise per entry."""
-        return self.std
-
-    def incomplete_for(self, observation: Observation) -> bool:
-        """True where the gradient is seen as well: the label in it is not read."""
-        return EMBEDDING_GRADIENT in observation.update.weights
+    def arrives(self, observation: Observation) -> WhatArrives:
+        """Tell the noise per entry; incomplete where the gradient is seen as well, since the label in it is not read."""
+        seen = observation.update.weights
+        return super().arrives(observation).replace(noise_std=self.std, incomplete=EMBEDDING_GRADIENT in seen)
 
 
 @DEFENSES.register(

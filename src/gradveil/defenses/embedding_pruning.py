@@ -12,7 +12,7 @@ from gradveil.defenses.base import DEFENSES, ClientView, Defense, DefenseCard, S
 from gradveil.defenses.embedding_noise import EmbeddingAdversary
 from gradveil.defenses.pruning import prune
 from gradveil.learning.embedding import EMBEDDING, EMBEDDING_GRADIENT
-from gradveil.records import Comparison, Observation
+from gradveil.records import Comparison, Observation, WhatArrives
 from gradveil.study.checks import check_number
 from gradveil.tensors import Named, check_finite
 
@@ -28,9 +28,9 @@ class PrunedEmbeddingAdversary(EmbeddingAdversary):
     A zero tells less than a value and more than nothing: the dummy's entry counts by what it exceeds that bound.
     """
 
-    def incomplete_for(self, observation: Observation) -> bool:
-        """True where the gradient is seen as well: the label in it is not read."""
-        return EMBEDDING_GRADIENT in observation.update.weights
+    def arrives(self, observation: Observation) -> WhatArrives:
+        """Say that it is incomplete where the gradient is seen as well: the label in it is not read."""
+        return super().arrives(observation).replace(incomplete=EMBEDDING_GRADIENT in observation.update.weights)
 
     def evidence(self, observation: Observation, round_index: int) -> Named:
         """Return the embedding, the mask of its entries that are not zero, and each record's smallest of those."""

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from gradveil.adversary import OpenAdversary
 from gradveil.defenses.base import DEFENSES, ClientView, Defense, DefenseCard, State
-from gradveil.records import Observation, Update
+from gradveil.records import Observation, Update, WhatArrives
 from gradveil.study.checks import check_number
 from gradveil.tensors import check_finite
 
@@ -26,13 +26,9 @@ class NoisyUpdateAdversary(OpenAdversary):
 
     std: float
 
-    def noise_std(self, observation: Observation) -> float:
-        """Return the noise per entry; the mean over the clients of a secure aggregate has less of it."""
-        return self.std / math.sqrt(observation.threat.clients)
-
-    def exact(self, observation: Observation) -> frozenset[str]:
-        """Return no names: every entry is noisy."""
-        return frozenset()
+    def arrives(self, observation: Observation) -> WhatArrives:
+        """Tell the noise on every entry; the mean over the clients of a secure aggregate has less of it."""
+        return super().arrives(observation).replace(exact=frozenset, noise_std=self.std / math.sqrt(observation.threat.clients))
 
 
 @DEFENSES.register(

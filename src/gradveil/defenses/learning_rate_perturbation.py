@@ -9,7 +9,7 @@ import torch
 from gradveil.adversary import OpenAdversary
 from gradveil.defenses.base import DEFENSES, ClientView, Defense, DefenseCard, State
 from gradveil.learning.learner import Learner
-from gradveil.records import Observation, Update
+from gradveil.records import Observation, Update, WhatArrives
 from gradveil.study.checks import check_number
 from gradveil.study.local_training import TrainingSettings
 from gradveil.tensors import Named, check_finite, scale
@@ -28,9 +28,9 @@ class HiddenRateAdversary(OpenAdversary):
     One rate is fitted for all rounds seen, although a client draws one for each; over several the attacker is incomplete.
     """
 
-    def incomplete_for(self, observation: Observation) -> bool:
-        """True over several rounds, each of which has a rate of its own."""
-        return len(observation.updates) > 1
+    def arrives(self, observation: Observation) -> WhatArrives:
+        """Say that it is incomplete over several rounds, each of which has a rate of its own."""
+        return super().arrives(observation).replace(incomplete=len(observation.updates) > 1)
 
     def variables(self, observation: Observation, generator: torch.Generator) -> Named:
         """Start every client at the nominal rate."""

@@ -13,7 +13,7 @@ from gradveil.adversary import OBSERVED, OpenAdversary, with_prefix
 from gradveil.defenses.base import DEFENSES, ClientView, Defense, DefenseCard, State
 from gradveil.defenses.quantisation import LEAST_BITS, MOST_BITS, RoundedAdversary, quantise
 from gradveil.errors import UsageError
-from gradveil.records import Comparison, ModelSpec, Observation, Payload, Role, Update
+from gradveil.records import Comparison, ModelSpec, Observation, Payload, Role, Update, WhatArrives
 from gradveil.study.checks import check_choice, check_whole
 from gradveil.tensors import Named, check_finite
 from gradveil.wire.quantised import QUANTISED, Grid, decode_quantised, encode_quantised
@@ -60,10 +60,9 @@ class HiddenRangesAdversary(OpenAdversary):
     Nor is the rounding: codes say which interval a value came from, and here they are compared as if they were values.
     """
 
-    @property
-    def incomplete(self) -> bool:
-        """True: what rounding did is left out."""
-        return True
+    def arrives(self, observation: Observation) -> WhatArrives:
+        """Say that nothing is exact, every entry being rounded; incomplete, since what rounding did is left out."""
+        return super().arrives(observation).replace(exact=frozenset, incomplete=True)
 
     def evidence(self, observation: Observation, round_index: int) -> Named:
         """Return the standardised update."""
@@ -73,10 +72,6 @@ class HiddenRangesAdversary(OpenAdversary):
     def compare(self, evidence: Named, simulated: Named, variables: Named) -> Comparison:
         """Standardise the simulation too."""
         return super().compare(evidence, {name: _standardised(value) for name, value in simulated.items()}, variables)
-
-    def exact(self, observation: Observation) -> frozenset[str]:
-        """Return no names: every entry is rounded."""
-        return frozenset()
 
 
 def _standardised(value: Tensor) -> Tensor:

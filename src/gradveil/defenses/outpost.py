@@ -12,7 +12,7 @@ from gradveil.adversary import MASK, OBSERVED, OpenAdversary, prefixed, with_pre
 from gradveil.defenses.base import DEFENSES, ClientView, Defense, DefenseCard, State
 from gradveil.defenses.pruning import prune
 from gradveil.learning.learner import Learner
-from gradveil.records import Comparison, Observation
+from gradveil.records import Comparison, Observation, WhatArrives
 from gradveil.study.checks import check_number
 from gradveil.tensors import Named, check_finite
 
@@ -66,10 +66,12 @@ class OutpostAdversary(OpenAdversary):
 
     noise: float
 
-    @property
-    def incomplete(self) -> bool:
-        """True: noisy entries that were pruned and those that were not are told apart by size only."""
-        return True
+    def arrives(self, observation: Observation) -> WhatArrives:
+        """Say that nothing is exact, every tensor being pruned or noisy.
+
+        Incomplete: noisy entries that were pruned and those that were not are told apart by size only.
+        """
+        return super().arrives(observation).replace(exact=frozenset, incomplete=True)
 
     def evidence(self, observation: Observation, round_index: int) -> Named:
         """Return the update and the mask of entries that were surely sent."""
@@ -95,10 +97,6 @@ class OutpostAdversary(OpenAdversary):
         """Compare what was surely sent."""
         mask, observed = prefixed(evidence, MASK), prefixed(evidence, OBSERVED)
         return Comparison({n: v * mask[n] for n, v in simulated.items()}, {n: v * mask[n] for n, v in observed.items()})
-
-    def exact(self, observation: Observation) -> frozenset[str]:
-        """Return nothing: every tensor is pruned or noisy."""
-        return frozenset()
 
 
 @DEFENSES.register(

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from gradveil.adversary import OpenAdversary
 from gradveil.defenses.base import DEFENSES, ClientView, Defense, DefenseCard, State
-from gradveil.records import Observation, Update
+from gradveil.records import Observation, Update, WhatArrives
 from gradveil.study.checks import check_number
 from gradveil.tensors import Named, check_finite
 
@@ -95,15 +95,12 @@ class PercentileNoiseAdversary(OpenAdversary):
     share: float
     percentile: float
 
-    def noise_std(self, observation: Observation) -> float | None:
-        """Return the estimated noise per entry, or None where nothing but zeros was sent."""
+    def arrives(self, observation: Observation) -> WhatArrives:
+        """Tell the estimated noise per entry, or none where nothing but zeros was sent; every entry is noisy, none exact."""
         seen = torch.cat([value.reshape(-1) for value in observation.update.weights.values()])
         share = self.share / math.sqrt(observation.threat.clients)
-        return estimate_scale(seen, share, self.percentile) or None
-
-    def exact(self, observation: Observation) -> frozenset[str]:
-        """Return no names: every entry is noisy."""
-        return frozenset()
+        std = estimate_scale(seen, share, self.percentile) or None
+        return super().arrives(observation).replace(exact=frozenset, noise_std=std)
 
 
 @DEFENSES.register(

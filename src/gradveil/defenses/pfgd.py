@@ -12,7 +12,7 @@ from torch import Tensor
 from gradveil.adversary import OpenAdversary
 from gradveil.defenses.base import DEFENSES, ClientView, Defense, DefenseCard, State
 from gradveil.learning.learner import Learner
-from gradveil.records import Observation, Update
+from gradveil.records import Observation, Update, WhatArrives
 from gradveil.study.checks import check_number
 from gradveil.tensors import Named, check_finite, map_tensors
 
@@ -101,9 +101,11 @@ class HighPassAdversary(OpenAdversary):
         """Project every tensor."""
         return map_tensors(lambda value: high_pass(value, self.rate), update)
 
-    def exact(self, observation: Observation) -> frozenset[str]:
-        """Return the tensors that lose nothing."""
-        return frozenset(name for name, value in observation.update.weights.items() if removed(value.numel(), self.rate) == 0)
+    def arrives(self, observation: Observation) -> WhatArrives:
+        """Say that the tensors are exact that lose nothing."""
+        weights = observation.update.weights
+        whole = frozenset(name for name, value in weights.items() if removed(value.numel(), self.rate) == 0)
+        return super().arrives(observation).replace(exact=lambda: whole)
 
 
 @DEFENSES.register(

@@ -18,7 +18,7 @@ from gradveil.defenses.base import DEFENSES, AdaptedModel, Defense, DefenseCard
 from gradveil.errors import UsageError
 from gradveil.learning.learner import Learner
 from gradveil.learning.losses import Loss
-from gradveil.records import Observation
+from gradveil.records import Observation, WhatArrives
 from gradveil.study.checks import check_number, check_whole
 from gradveil.tensors import Named
 
@@ -134,9 +134,9 @@ class BottleneckAdversary(OpenAdversary):
 
     prior: float = 1e-4
 
-    def incomplete_for(self, observation: Observation) -> bool:
-        """True over several rounds: what is fitted is shared by them, what the client drew is not."""
-        return len(observation.updates) > 1
+    def arrives(self, observation: Observation) -> WhatArrives:
+        """Say that it is incomplete over several rounds: what is fitted is shared by them, what the client drew is not."""
+        return super().arrives(observation).replace(incomplete=len(observation.updates) > 1)
 
     def variables(self, observation: Observation, generator: torch.Generator) -> Named:
         """Return the noise of all clients, (clients, steps, B, K): drawn as they draw it, and as read off the update.

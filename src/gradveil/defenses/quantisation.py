@@ -11,7 +11,7 @@ from torch import Tensor
 
 from gradveil.adversary import OBSERVED, OpenAdversary, prefixed, with_prefix
 from gradveil.defenses.base import DEFENSES, ClientView, Defense, DefenseCard, State
-from gradveil.records import Comparison, ModelSpec, Observation, Payload, Role, Update
+from gradveil.records import Comparison, ModelSpec, Observation, Payload, Role, Update, WhatArrives
 from gradveil.study.checks import check_choice, check_whole
 from gradveil.tensors import Named, check_finite
 from gradveil.wire.quantised import QUANTISED, Grid, decode_quantised, encode_quantised
@@ -53,9 +53,9 @@ class RoundedAdversary(OpenAdversary):
     grid: Grid
     reach: float = 0.5
 
-    def incomplete_for(self, observation: Observation) -> bool:
-        """True for an aggregate: the clients' grids are not seen."""
-        return observation.threat.clients > 1
+    def arrives(self, observation: Observation) -> WhatArrives:
+        """Say that nothing is exact, all being rounded; incomplete for an aggregate, since the clients' grids are not seen."""
+        return super().arrives(observation).replace(exact=frozenset, incomplete=observation.threat.clients > 1)
 
     def evidence(self, observation: Observation, round_index: int) -> Named:
         """Return the update and the ends of every entry's interval."""
@@ -73,10 +73,6 @@ class RoundedAdversary(OpenAdversary):
         low, high = prefixed(evidence, LOW), prefixed(evidence, HIGH)
         nearest = {name: torch.minimum(torch.maximum(value, low[name]), high[name]) for name, value in simulated.items()}
         return Comparison(simulated, nearest)
-
-    def exact(self, observation: Observation) -> frozenset[str]:
-        """Return no names: every entry is rounded."""
-        return frozenset()
 
 
 @dataclass(frozen=True)

@@ -11,10 +11,10 @@ from torch import Tensor, nn
 from torch.func import vjp, vmap
 
 from gradveil.adversary import MASK, OBSERVED, OpenAdversary, prefixed, with_prefix
-from gradveil.defenses.base import DEFENSES, ClientView, Defense, DefenseCard, State
+from gradveil.defenses.base import DEFENSES, ClientView, Defense, DefenseCard, Need, State
 from gradveil.errors import UsageError
 from gradveil.learning.learner import Learner
-from gradveil.records import Comparison, Observation
+from gradveil.records import Comparison, Observation, WhatArrives
 from gradveil.study.checks import check_number
 from gradveil.tensors import Named, check_finite
 
@@ -110,10 +110,19 @@ class SoteriaAdversary(OpenAdversary):
     the columns that nobody ever sent are seen as zero.
     """
 
-    def incomplete_for(self, observation: Observation) -> bool:
-        """True where masks of several steps or clients lie over each other."""
-        settings = observation.learner.settings
-        return settings.local_steps > 1 or settings.epochs > 0 or observation.threat.clients > 1
+    def arrives(self, observation: Observation) -> WhatArrives:
+        """Say that all is exact but the defended layer's weight, and that too where no column is missing.
+
+        Incomplete where masks of several steps or clients lie over each other.
+        """
+        told, settings = super().arrives(observation), observation.learner.settings
+        many = settings.local_steps > 1 or settings.epochs > 0 or observation.threat.clients > 1
+        return told.replace(exact=lambda: told.exact() - self._pruned(observation), incomplete=many)
+
+    def _pruned(self, observation: Observation) -> set[str]:
+        """Return the defended layer's weight where a column of it was withheld."""
+        weights, layer = observation.update.weights, last_linear_layer(observation.learner.model)
+        return {layer} if layer in weights and bool((weights[layer] == 0).all(0).any()) else set()
 
     def evidence(self, observation: Observation, round_index: int) -> Named:
         """Return the update and, for the defended layer, the mask of its columns that are not all zero."""
@@ -128,12 +137,6 @@ class SoteriaAdversary(OpenAdversary):
         """Compare what was not pruned."""
         mask = prefixed(evidence, MASK)
         return Comparison({name: value * mask[name] for name, value in simulated.items()}, prefixed(evidence, OBSERVED))
-
-    def exact(self, observation: Observation) -> frozenset[str]:
-        """Return all names but the defended layer's weight, and that too where no column is missing."""
-        names, layer = super().exact(observation), last_linear_layer(observation.learner.model)
-        pruned = layer in names and bool((observation.update.weights[layer] == 0).all(0).any())
-        return names - {layer} if pruned else names
 
 
 @DEFENSES.register(
@@ -189,6 +192,10 @@ class Soteria(Defense):
         found = feature_sensitivities(learner.replace(weights=view.weights or learner.weights), batch.inputs, noise)
         mask = column_mask(*found, self.rate, self.epsilon)
         return {**gradient, layer: gradient[layer] * mask}, state
+
+    def needs(self) -> frozenset[Need]:
+        """Ask for the batch: columns are chosen by the features of its examples."""
+        return super().needs() | ({"batch"} if self.rate else set())
 
     def adversary(self) -> OpenAdversary:
         """Return the attacker who reads the mask off the zero columns."""

@@ -134,8 +134,8 @@ class Releases:
             labels=batch.targets,
         )
         data_noise = math.hypot(*(part.std for part in parts_of(self.defense) if isinstance(part, DataNoise)))
-        known_noise = adversary.noise_std(observation)
-        plain, incomplete = adversary.matches_plainly, adversary.incomplete_for(observation)
+        told = adversary.arrives(observation)
+        known_noise, plain, incomplete = told.noise_std, told.plain_search, told.incomplete
         notes = _notes(self.defense, plain, incomplete, data_noise, known_noise)
         if plain and not learner.noise:
             jacobian = self._law(dtype, plain=True).jacobian(point, (label,), batch.targets)

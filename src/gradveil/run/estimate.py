@@ -18,7 +18,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gradveil.attacks.adaptive import DRAWS, REFRESH_EVERY
 from gradveil.attacks.engine.execution import Execution, choose_execution
 from gradveil.attacks.ensembles import line_up, resolve
 from gradveil.audit.party import own_data
@@ -219,18 +218,17 @@ def _row(cell: Cell, dataset: Dataset, speed: _Speed) -> CellEstimate:
     ensemble = resolve(cell.ensemble, threat_of(cell).sees)
     single = cell.replace(records=cell.batch_size * cell.clients, state=_untrained(cell))
     subject = build_subject(single, dataset, 0)
-    desk = subject.desk(MOST_STEPS)
-    attacks = line_up(ensemble, subject.targets[0].observation, desk)
+    context = subject.context(MOST_STEPS)
+    attacks = line_up(ensemble, subject.targets[0].observation, context)
     if not attacks:
         raise UsageError(f"no attack of {ensemble.name!r} applies to {cell.model!r} at batch size {cell.batch_size}")
     steps, seconds = 0, 0.0
     for attack in attacks:
-        wanted = int(getattr(attack, "steps", 1)) * int(getattr(attack, "restarts", 1))
-        count = min(wanted, desk.budget * int(getattr(attack, "restarts", 1))) * (cell.targets + ensemble.rehearsals)
-        draws = {"averaged": DRAWS, "straight_through": 1}.get(getattr(attack, "stance", ""), 0)
+        cost = attack.cost()
+        count = min(cost.steps, context.budget) * cost.restarts * (cell.targets + ensemble.rehearsals)
         steps += count
-        seconds += count * (speed.step + ((draws + 1) * speed.client / REFRESH_EVERY if draws else 0.0))
-    stances = tuple(dict.fromkeys(str(getattr(attack, "stance", "plain")) for attack in attacks))
+        seconds += count * (speed.step + cost.client_updates * speed.client)
+    stances = tuple(dict.fromkeys(attack.stance for attack in attacks))
     return CellEstimate(cell, stances, steps, JUDGING * seconds + _risk_seconds(cell, subject, speed))
 
 
@@ -240,7 +238,8 @@ def _risk_seconds(cell: Cell, subject: Subject, speed: _Speed) -> float:
         return 0.0
     size = subject.candidates[0].numel() * subject.learner.parameters
     each = (EXACT_UPDATES if size <= DENSE_ENTRIES else RISK_UPDATES) * speed.client / cell.batch_size
-    plain = subject.targets[0].observation.adversary.matches_plainly
+    observation = subject.targets[0].observation
+    plain = observation.adversary.arrives(observation).plain_search
     return cell.targets * cell.batch_size * cell.clients * each * (1 if plain else 2)
 
 

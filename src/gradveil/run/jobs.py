@@ -94,7 +94,7 @@ def do_job(job: Job, out: str, report: Callable[[int, int], None] | None) -> str
     """
     store = Store(Path(out))
     if isinstance(job.work, Cell):
-        result = run_cell(job.work, key=job.key, report=report, work=store.shelf_folder(job.key))
+        result = run_cell(job.work, key=job.key, report=report, work=store.partial_folder(job.key))
         store.write_cell(job.key, result.record, result.timing, result.pictures)
     else:
         outcome = run_training(job.work, key=job.key, work=store.work_folder(job.key), report=report)

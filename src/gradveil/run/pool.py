@@ -87,16 +87,16 @@ def run_cells(
     store = Store(out)
     digests: Digests = {}
     keys = [cell_key(cell, digests) for cell in cells]
-    books = _Books(store, dict(zip(keys, cells, strict=True)), utility, digests)
+    settlement = _UtilitySettlement(store, dict(zip(keys, cells, strict=True)), utility, digests)
     jobs = [Job(cell, key) for cell, key in zip(cells, keys, strict=True)]
-    jobs += [Job(training, key) for training, key in books.trainings.items()]
+    jobs += [Job(training, key) for training, key in settlement.trainings.items()]
     with store.lock():
         store.write_run(describe(keys))
         done = {key for key in keys if store.read_cell(key) is not None}
         store.clear_shelves(set(keys) - done)
-        done |= {key for key in books.trainings.values() if store.read_training(key) is not None}
-        books.settle()
-        board = Board(jobs, done, on_progress, books.settle)
+        done |= {key for key in settlement.trainings.values() if store.read_training(key) is not None}
+        settlement.settle()
+        board = Board(jobs, done, on_progress, settlement.settle)
         todo = [job for job in jobs if job.key not in done]
         # Chains first and the undefended cell last: the longest work must not be left for one worker at the end.
         todo.sort(key=_order)
@@ -117,7 +117,7 @@ def _order(job: Job) -> tuple[bool, bool, int]:
     return False, job.work.defense == "none", -job.work.defense.count("+")
 
 
-class _Books:
+class _UtilitySettlement:
     """Knows which trainings a cell's utility is made of, and writes it down when they are done."""
 
     def __init__(self, store: Store, cells: dict[str, Cell], utility: UtilitySettings | None, digests: Digests) -> None:

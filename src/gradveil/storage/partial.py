@@ -1,7 +1,7 @@
 """What attackers of an unfinished cell have found so far, so that a killed run goes on behind the last attacker that ended.
 
 Attackers of a cell do not see each other's work and draw from generators of their own, so a cell whose first attackers are read
-from the shelf ends, on a CPU, with the same bytes as one that ran in one go. The folder belongs to the cell's key, which covers
+from here ends, on a CPU, with the same bytes as one that ran in one go. The folder belongs to the cell's key, which covers
 settings, data and code; it goes when the cell is written. Tensors are kept bit by bit; nothing is pickled.
 """
 
@@ -19,13 +19,13 @@ from torch import Tensor
 from gradveil.records import Reconstruction
 from gradveil.storage.files import write_whole
 
-__all__ = ["Shelf"]
+__all__ = ["PartialWork"]
 
 TENSORS = ("inputs", "targets", "unfinished")
 PLAIN = tuple(f.name for f in fields(Reconstruction) if f.name not in (*TENSORS, "variables"))
 
 
-class Shelf:
+class PartialWork:
     """The folder of one cell; without one, nothing is kept and nothing found."""
 
     def __init__(self, folder: Path | None, device: str = "cpu") -> None:

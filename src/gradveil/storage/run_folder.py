@@ -91,7 +91,7 @@ class Store:
     def write_cell(
         self, key: str, record: Mapping[str, Any], timing: Mapping[str, Any], pictures: Mapping[str, NDArray[Any]]
     ) -> None:
-        """Write a finished cell: pictures, then timing, then the record, which says that it is whole; its shelf goes.
+        """Write a finished cell: pictures, then timing, then the record, which says that it is whole; its partial work goes.
 
         Args:
             key: The cell's key.
@@ -104,7 +104,7 @@ class Store:
             self._write(self._path("cells", key, ".npz"), npz_bytes(pictures))
         for suffix, text in texts.items():
             self._write(self._path("cells", key, suffix), text)
-        shutil.rmtree(self.shelf_folder(key), ignore_errors=True)
+        shutil.rmtree(self.partial_folder(key), ignore_errors=True)
 
     def clear_shelves(self, unfinished: Collection[str]) -> None:
         """Remove what cells kept on the way, but for those that this run will finish.
@@ -116,7 +116,7 @@ class Store:
             if folder.name.removesuffix(".work") not in unfinished:
                 shutil.rmtree(folder, ignore_errors=True)
 
-    def shelf_folder(self, key: str) -> Path:
+    def partial_folder(self, key: str) -> Path:
         """Return where a cell keeps what its attackers found until it is done."""
         return self._path("cells", key, ".work")
 

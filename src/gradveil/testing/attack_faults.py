@@ -14,7 +14,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from gradveil.attacks.base import Attack, AttackCard, Desk
+from gradveil.attacks.base import Attack, AttackCard, AttackContext, Cost
 from gradveil.attacks.engine.labels import recover_labels
 from gradveil.attacks.engine.matching import run_recipe
 from gradveil.attacks.engine.objectives import OBJECTIVES
@@ -53,9 +53,9 @@ class _Wrong(InvertingGradients):
 
     card: ClassVar[AttackCard] = _card()
 
-    def right(self, observations: Sequence[Observation], desk: Desk) -> list[Reconstruction]:
+    def right(self, observations: Sequence[Observation], context: AttackContext) -> list[Reconstruction]:
         """Return what the right attack would."""
-        return run_recipe(self.recipe(), observations, desk)
+        return run_recipe(self.recipe(), observations, context)
 
 
 @dataclass(frozen=True, eq=False)
@@ -75,10 +75,10 @@ class Detached(_Wrong):
     Departs from the paper, Cost, Known weakness: wrong on purpose.
     """
 
-    def run(self, observations: Sequence[Observation], desk: Desk) -> list[Reconstruction]:
+    def run(self, observations: Sequence[Observation], context: AttackContext) -> list[Reconstruction]:
         """Match without a slope."""
         cut = _DetachedLearner(**{f.name: getattr(observations[0].learner, f.name) for f in dataclasses.fields(Learner)})
-        return self.right([o.replace(learners=(cut,)) for o in observations], desk)
+        return self.right([o.replace(learners=(cut,)) for o in observations], context)
 
 
 @rejected_by("best_restart_is_kept")
@@ -89,9 +89,9 @@ class LastRestart(_Wrong):
     Departs from the paper, Cost, Known weakness: wrong on purpose.
     """
 
-    def run(self, observations: Sequence[Observation], desk: Desk) -> list[Reconstruction]:
+    def run(self, observations: Sequence[Observation], context: AttackContext) -> list[Reconstruction]:
         """Forget all restarts but the last."""
-        return [candidate for candidate in self.right(observations, desk) if candidate.restart == self.restarts - 1]
+        return [candidate for candidate in self.right(observations, context) if candidate.restart == self.restarts - 1]
 
 
 @rejected_by("best_iterate_is_kept", "best_so_far_survives_what_is_not_finite")
@@ -102,15 +102,15 @@ class LastIterate(_Wrong):
     Departs from the paper, Cost, Known weakness: wrong on purpose.
     """
 
-    def run(self, observations: Sequence[Observation], desk: Desk) -> list[Reconstruction]:
+    def run(self, observations: Sequence[Observation], context: AttackContext) -> list[Reconstruction]:
         """Search one by one."""
-        return [self._search(index, observation, desk) for index, observation in enumerate(observations)]
+        return [self._search(index, observation, context) for index, observation in enumerate(observations)]
 
-    def _search(self, index: int, seen: Observation, desk: Desk) -> Reconstruction:
-        generator = desk.seed.generator("start", client=index)
+    def _search(self, index: int, seen: Observation, context: AttackContext) -> Reconstruction:
+        generator = context.seed.generator("start", client=index)
         shape = (seen.examples, *seen.input_shape)
         inputs = torch.rand(shape, generator=generator).to(next(iter(seen.update.weights.values()))).requires_grad_()
-        labels, steps, losses = recover_labels(seen), desk.steps(self.steps), []
+        labels, steps, losses = recover_labels(seen), context.steps(self.steps), []
         adam = torch.optim.Adam([inputs], lr=self.learning_rate)
 
         def loss() -> Tensor:
@@ -138,10 +138,10 @@ class SignFlip(_Wrong):
     Departs from the paper, Cost, Known weakness: wrong on purpose.
     """
 
-    def run(self, observations: Sequence[Observation], desk: Desk) -> list[Reconstruction]:
+    def run(self, observations: Sequence[Observation], context: AttackContext) -> list[Reconstruction]:
         """Match what points the other way."""
         flipped = [o.replace(updates=tuple(u.replace(weights=scale(u.weights, -1)) for u in o.updates)) for o in observations]
-        return self.right(flipped, desk)
+        return self.right(flipped, context)
 
 
 @rejected_by("random_update_tells_nothing")
@@ -152,9 +152,9 @@ class ReadsTheTruth(_Wrong):
     Departs from the paper, Cost, Known weakness: wrong on purpose.
     """
 
-    def run(self, observations: Sequence[Observation], desk: Desk) -> list[Reconstruction]:
+    def run(self, observations: Sequence[Observation], context: AttackContext) -> list[Reconstruction]:
         """Cheat a little."""
-        found = self.right(observations, desk)
+        found = self.right(observations, context)
         return [c.replace(inputs=0.5 * c.inputs + 0.5 * home_pictures()[c.target].to(c.inputs)) for c in found]
 
 
@@ -166,10 +166,10 @@ class LabelOracle(_Wrong):
     Departs from the paper, Cost, Known weakness: wrong on purpose.
     """
 
-    def run(self, observations: Sequence[Observation], desk: Desk) -> list[Reconstruction]:
+    def run(self, observations: Sequence[Observation], context: AttackContext) -> list[Reconstruction]:
         """Grant itself the labels."""
         threat = dataclasses.replace(observations[0].threat, knows=observations[0].threat.knows | {Knowledge.LABELS})
-        found = self.right([o.replace(threat=threat) for o in observations], desk)
+        found = self.right([o.replace(threat=threat) for o in observations], context)
         return [candidate.replace(oracle_labels=False) for candidate in found]
 
 
@@ -181,10 +181,23 @@ class KnowsTheDefense(_Wrong):
     Departs from the paper, Cost, Known weakness: wrong on purpose.
     """
 
-    def run(self, observations: Sequence[Observation], desk: Desk) -> list[Reconstruction]:
+    def run(self, observations: Sequence[Observation], context: AttackContext) -> list[Reconstruction]:
         """Ask which tensors are exact."""
-        observations[0].adversary.exact(observations[0])
-        return self.right(observations, desk)
+        observations[0].adversary.arrives(observations[0]).exact()
+        return self.right(observations, context)
+
+
+@rejected_by("stances_and_cost_are_told")
+@dataclass(frozen=True, kw_only=True)
+class HidesItsCost(_Wrong):
+    """Says that it looks at the update once, so that plans and progress are wrong.
+
+    Departs from the paper, Cost, Known weakness: wrong on purpose.
+    """
+
+    def cost(self) -> Cost:
+        """Tell of one step."""
+        return Cost()
 
 
 @rejected_by("stops_within_budget")
@@ -195,10 +208,10 @@ class IgnoresTheBudget(_Wrong):
     Departs from the paper, Cost, Known weakness: wrong on purpose.
     """
 
-    def run(self, observations: Sequence[Observation], desk: Desk) -> list[Reconstruction]:
+    def run(self, observations: Sequence[Observation], context: AttackContext) -> list[Reconstruction]:
         """Spend five times as much."""
-        found = self.right(observations, dataclasses.replace(desk, budget=5 * desk.budget))
-        return [candidate.replace(steps=desk.budget) for candidate in found]
+        found = self.right(observations, dataclasses.replace(context, budget=5 * context.budget))
+        return [candidate.replace(steps=context.budget) for candidate in found]
 
 
 @rejected_by("nothing_shown_is_changed")
@@ -209,9 +222,9 @@ class WritesToTheUpdate(_Wrong):
     Departs from the paper, Cost, Known weakness: wrong on purpose.
     """
 
-    def run(self, observations: Sequence[Observation], desk: Desk) -> list[Reconstruction]:
+    def run(self, observations: Sequence[Observation], context: AttackContext) -> list[Reconstruction]:
         """Swap entries."""
-        found = self.right(observations, desk)
+        found = self.right(observations, context)
         for value in observations[0].update.weights.values():
             value.copy_(value.flatten().flip(0).reshape(value.shape))
         return found
@@ -225,9 +238,9 @@ class DrawsFromNowhere(_Wrong):
     Departs from the paper, Cost, Known weakness: wrong on purpose.
     """
 
-    def run(self, observations: Sequence[Observation], desk: Desk) -> list[Reconstruction]:
+    def run(self, observations: Sequence[Observation], context: AttackContext) -> list[Reconstruction]:
         """Add noise of unknown origin."""
-        found = self.right(observations, desk)
+        found = self.right(observations, context)
         noise = torch.randn(found[0].inputs.shape, generator=torch.default_generator)
         return [candidate.replace(inputs=candidate.inputs + 0.01 * noise) for candidate in found]
 
@@ -240,9 +253,9 @@ class MixesTargets(_Wrong):
     Departs from the paper, Cost, Known weakness: wrong on purpose.
     """
 
-    def run(self, observations: Sequence[Observation], desk: Desk) -> list[Reconstruction]:
+    def run(self, observations: Sequence[Observation], context: AttackContext) -> list[Reconstruction]:
         """Mix targets."""
-        found = self.right(observations, desk)
+        found = self.right(observations, context)
         mean = torch.stack([candidate.inputs for candidate in found]).mean(0)
         return [candidate.replace(inputs=0.9 * candidate.inputs + 0.1 * mean) for candidate in found]
 
@@ -255,9 +268,9 @@ class LiesAboutItsLoss(_Wrong):
     Departs from the paper, Cost, Known weakness: wrong on purpose.
     """
 
-    def run(self, observations: Sequence[Observation], desk: Desk) -> list[Reconstruction]:
+    def run(self, observations: Sequence[Observation], context: AttackContext) -> list[Reconstruction]:
         """Boast."""
-        return [candidate.replace(best_loss=candidate.best_loss / 10) for candidate in self.right(observations, desk)]
+        return [candidate.replace(best_loss=candidate.best_loss / 10) for candidate in self.right(observations, context)]
 
 
 @rejected_by("answers_are_well_formed")
@@ -268,9 +281,9 @@ class ForgetsATarget(_Wrong):
     Departs from the paper, Cost, Known weakness: wrong on purpose.
     """
 
-    def run(self, observations: Sequence[Observation], desk: Desk) -> list[Reconstruction]:
+    def run(self, observations: Sequence[Observation], context: AttackContext) -> list[Reconstruction]:
         """Attack the first."""
-        return self.right(observations[:1], desk)
+        return self.right(observations[:1], context)
 
 
 @rejected_by("answers_are_well_formed")
@@ -281,9 +294,9 @@ class ReturnsAnotherShape(_Wrong):
     Departs from the paper, Cost, Known weakness: wrong on purpose.
     """
 
-    def run(self, observations: Sequence[Observation], desk: Desk) -> list[Reconstruction]:
+    def run(self, observations: Sequence[Observation], context: AttackContext) -> list[Reconstruction]:
         """Drop an axis."""
-        return [candidate.replace(inputs=candidate.inputs[0]) for candidate in self.right(observations, desk)]
+        return [candidate.replace(inputs=candidate.inputs[0]) for candidate in self.right(observations, context)]
 
 
 @rejected_by("builds_with_defaults")

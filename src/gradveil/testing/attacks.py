@@ -24,6 +24,7 @@ from torch import Tensor, nn
 from gradveil.attacks.base import ATTACKS, Attack, launch
 from gradveil.attacks.engine.matching import LIKELIHOOD
 from gradveil.attacks.engine.objectives import OBJECTIVES
+from gradveil.attacks.gradient_matching import GradientMatching
 from gradveil.errors import MissingKnowledge, UsageError
 from gradveil.metrics.psnr import peak_signal_to_noise
 from gradveil.records import Comparison, Knowledge, Observation, Reconstruction, ThreatModel
@@ -91,7 +92,7 @@ def rebuilt_is_equal(attack: Attack, scene: Scene) -> None:
 
 def answers_are_well_formed(attack: Attack, scene: Scene) -> None:
     """Every target gets an answer of the data's shape, finite and inside [0, 1], with labels, a status and honest bookkeeping."""
-    found = launch(attack, scene.observe_all(3), scene.desk(BRIEF))
+    found = launch(attack, scene.observe_all(3), scene.context(BRIEF))
     require(
         {candidate.target for candidate in found} == {0, 1, 2}, "not every target has an answer, or one that was not asked for"
     )
@@ -114,16 +115,16 @@ def nothing_shown_is_changed(attack: Attack, scene: Scene) -> None:
     shown += [value for observation in observations for value in observation.update.weights.values()]
     before = [value.detach().clone() for value in shown]
     state = _bearing(module)
-    launch(attack, observations, scene.desk(BRIEF))
+    launch(attack, observations, scene.context(BRIEF))
     require(all(torch.equal(a, b) for a, b in zip(shown, before, strict=True)), "the model or the update is written to")
     require(_bearing(module) == state, "the model's mode changes, or a hook is left on it")
 
 
 def global_generators_are_untouched(attack: Attack, scene: Scene) -> None:
-    """Randomness comes from the desk alone."""
+    """Randomness comes from the context alone."""
     observations = scene.observe_all(2)
     before = torch.get_rng_state(), str(np.random.get_state(legacy=False)), random.getstate()
-    launch(attack, observations, scene.desk(BRIEF))
+    launch(attack, observations, scene.context(BRIEF))
     after = torch.get_rng_state(), str(np.random.get_state(legacy=False)), random.getstate()
     require(torch.equal(before[0], after[0]), "the global generator of torch is moved")
     require(before[1:] == after[1:], "the global generator of numpy or random is moved")
@@ -131,7 +132,7 @@ def global_generators_are_untouched(attack: Attack, scene: Scene) -> None:
 
 def same_seed_same_bits(attack: Attack, scene: Scene) -> None:
     """The same seed gives the same bits."""
-    first, second = (launch(attack, scene.observe_all(2), scene.desk(BRIEF)) for _ in range(2))
+    first, second = (launch(attack, scene.observe_all(2), scene.context(BRIEF)) for _ in range(2))
     require(_same(first, second), "the same seed gives another answer the second time")
 
 
@@ -140,7 +141,7 @@ def missing_knowledge_is_named(attack: Attack, scene: Scene) -> None:
     for item in attack.card.needs:
         threat = ThreatModel(knows=frozenset(Knowledge) - {item})
         try:
-            launch(attack, [scene.observe(0, threat=threat, labels=scene.labels[:1])], scene.desk(2))
+            launch(attack, [scene.observe(0, threat=threat, labels=scene.labels[:1])], scene.context(2))
         except MissingKnowledge as error:
             require(str(item) in str(error), f"the refusal does not name what is missing, {item}: {error}")
             continue
@@ -158,15 +159,15 @@ def asks_only_for_declared_knowledge(attack: Attack, scene: Scene) -> None:
         wrong = own if own is not None else (scene.labels[index : index + 1] + 5) % seen.classes
         planted.append(seen.replace(labels=wrong, adversary=seen.adversary if Knowledge.DEFENSE in needs else _Trap()))
     simulate = None if Knowledge.DEFENSE in needs else _trapped_simulate
-    expected = launch(attack, clean, scene.desk(BRIEF))
-    found = launch(attack, planted, scene.desk(BRIEF, simulate=simulate))
+    expected = launch(attack, clean, scene.context(BRIEF))
+    found = launch(attack, planted, scene.context(BRIEF, simulate=simulate))
     require(_same(expected, found), "the answer changes with labels that the attack was not granted")
 
 
 def random_update_tells_nothing(attack: Attack, scene: Scene) -> None:
     """From an update made of noise the attack gets no further than a guess without it; else it sees the truth."""
     truth = scene.inputs
-    found = launch(attack, [scene.observe_noise(index) for index in range(len(truth))], scene.desk(HOME_STEPS // 3))
+    found = launch(attack, [scene.observe_noise(index) for index in range(len(truth))], scene.context(HOME_STEPS // 3))
     guesses = [torch.full_like(truth, 0.5), home_pictures().mean(0, keepdim=True).expand_as(truth)]
     bar = torch.stack([peak_signal_to_noise(guess, truth) for guess in guesses]).max(0).values
     gain = float((best_psnr(found, truth) - bar).max())
@@ -182,14 +183,14 @@ def random_update_tells_nothing(attack: Attack, scene: Scene) -> None:
 
 def reaches_its_floor(attack: Attack, scene: Scene) -> None:
     """At home, without a defense, the attack reaches the score on its card; else it would make every defense look good."""
-    found = launch(attack, scene.observe_all(), scene.desk(HOME_STEPS))
+    found = launch(attack, scene.observe_all(), scene.context(HOME_STEPS))
     median = float(best_psnr(found, scene.inputs).quantile(0.5))
     require(median >= attack.card.floor_psnr, f"at home the median is {median:.1f} dB, below {attack.card.floor_psnr:.1f} dB")
 
 
 def matching_is_alive(attack: Attack, scene: Scene) -> None:
     """An attack that searches has a slope to follow, and what it minimises falls."""
-    for candidate in _searching(launch(attack, scene.observe_all(2), scene.desk(3 * BRIEF))):
+    for candidate in _searching(launch(attack, scene.observe_all(2), scene.context(3 * BRIEF))):
         slope = candidate.gradient_norm
         require(
             math.isfinite(slope) and slope > 0, f"the matching loss has slope {slope} at the start: detached from the dummies"
@@ -207,7 +208,7 @@ def stops_within_budget(attack: Attack, scene: Scene) -> None:
         assert isinstance(counter, _Counting)
         counter.calls = 0
         done: list[int] = []
-        found = launch(attack, observations, counting.desk(budget, progress=done.append))
+        found = launch(attack, observations, counting.context(budget, progress=done.append))
         spent = max(candidate.steps for candidate in found)
         require(spent <= budget, f"a budget of {budget} steps is said to be spent on {spent}")
         most = budget + SPARE_EVALUATIONS
@@ -218,13 +219,13 @@ def stops_within_budget(attack: Attack, scene: Scene) -> None:
 
 def best_so_far_survives_what_is_not_finite(attack: Attack, scene: Scene) -> None:
     """Where values stop being finite on the way to the truth, the attack returns the best it had, and says so."""
-    _searching(launch(attack, scene.observe_all(1), scene.desk(2)))
+    _searching(launch(attack, scene.observe_all(1), scene.context(2)))
     direction = scene.inputs[:1] - 0.5
     direction = direction / direction.square().sum()
     sent = scene.through(lambda model: _Wall(model, direction, float("inf"))).observe(0)
     walled = scene.through(lambda model: _Wall(model, direction, 0.4)).learner
     seen = sent.replace(learners=(walled,))
-    for candidate in attack.run([seen], scene.desk(HOME_STEPS // 3)):
+    for candidate in attack.run([seen], scene.context(HOME_STEPS // 3)):
         require(bool(torch.isfinite(candidate.inputs).all()), "an answer is not finite before it is made presentable")
         require(candidate.best_loss < candidate.first_loss, "what was reached before values stopped being finite is lost")
         require(candidate.status in STATUSES, f"the status {candidate.status!r} is none of {', '.join(STATUSES)}")
@@ -234,22 +235,38 @@ def company_does_not_matter(attack: Attack, scene: Scene) -> None:
     """A target's answer is the same, up to rounding, whoever is attacked beside it."""
     exact = scene.exactly()
     a, b, c, d = exact.observe_all()
-    together = _by_target(attack.run([a, b, c], exact.desk(BRIEF)))
-    pairs = [(together[0], _by_target(attack.run([a], exact.desk(BRIEF)))[0], "alone")]
-    pairs += [(together[1], _by_target(attack.run([d, b], exact.desk(BRIEF)))[1], "in other company")]
+    together = _by_target(attack.run([a, b, c], exact.context(BRIEF)))
+    pairs = [(together[0], _by_target(attack.run([a], exact.context(BRIEF)))[0], "alone")]
+    pairs += [(together[1], _by_target(attack.run([d, b], exact.context(BRIEF)))[1], "in other company")]
     for left, right, where in pairs:
         gap = max(float((x.inputs - y.inputs).abs().max()) for x, y in zip(left, right, strict=True))
         require(gap < 1e-6, f"attacked {where}, a target's answer differs by {gap:.2g}")
 
 
+def stances_and_cost_are_told(attack: Attack, scene: Scene) -> None:
+    """Every stance it says it takes it can be set to, no other; and it spends no more steps and candidates than it says."""
+    for stance in attack.stances:
+        turned = attack.with_stance(stance)
+        require(turned.stance == stance and type(turned) is type(attack), f"with stance {stance!r} it has {turned.stance!r}")
+    try:
+        attack.with_stance("no such stance")
+        require(False, "it takes a stance that there is not")
+    except UsageError:
+        pass
+    cost, found = attack.cost(), launch(attack, scene.observe_all(2), scene.context(BRIEF))
+    spent, most = max(candidate.steps for candidate in found), max(len(own) for own in _by_target(found).values())
+    require(spent <= cost.steps, f"it says that a candidate costs {cost.steps} steps, and spends {spent}")
+    require(most <= cost.restarts, f"it says that a target costs {cost.restarts} candidates, and makes {most}")
+
+
 def best_restart_is_kept(attack: Attack, scene: Scene) -> None:
     """More restarts never end with a worse matching loss."""
     restarting: Any = attack
-    if not hasattr(attack, "restarts"):
+    if "restarts" not in {field.name for field in dataclasses.fields(restarting)}:
         raise NotApplicable("the attack has no restarts")
     exact = scene.exactly()
     once, thrice = (
-        _by_target(dataclasses.replace(restarting, restarts=count).run(exact.observe_all(), exact.desk(BRIEF)))
+        _by_target(dataclasses.replace(restarting, restarts=count).run(exact.observe_all(), exact.context(BRIEF)))
         for count in (1, 3)
     )
     for target, alone in once.items():
@@ -260,7 +277,7 @@ def best_restart_is_kept(attack: Attack, scene: Scene) -> None:
 def best_iterate_is_kept(attack: Attack, scene: Scene) -> None:
     """The loss reported is that of the answer, and going on never makes it worse."""
     kind: Any = attack
-    if not hasattr(attack, "recipe") or kind.recipe().objective == LIKELIHOOD:
+    if not isinstance(attack, GradientMatching) or kind.recipe().objective == LIKELIHOOD:
         raise NotApplicable("the attack is no recipe, so its loss cannot be computed from outside")
     exact = scene.exactly()
     names = {field.name for field in dataclasses.fields(kind)}
@@ -277,7 +294,7 @@ def best_iterate_is_kept(attack: Attack, scene: Scene) -> None:
     attack = dataclasses.replace(kind, **{name: value for name, value in plain.items() if name in names})
     before = float("inf")
     for budget in range(20, 24):
-        (candidate,) = attack.run(exact.observe_all(1), exact.desk(budget))[:1]
+        (candidate,) = attack.run(exact.observe_all(1), exact.context(budget))[:1]
         if candidate.stance == "plain" and kind.recipe().labels != "joint":
             found = _recomputed(kind.recipe().objective, exact.observe(0), candidate)
             require(
@@ -372,6 +389,7 @@ ATTACK_CHECKS: tuple[Check, ...] = (
     stops_within_budget,
     best_so_far_survives_what_is_not_finite,
     company_does_not_matter,
+    stances_and_cost_are_told,
     best_restart_is_kept,
     best_iterate_is_kept,
 )

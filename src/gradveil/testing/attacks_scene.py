@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from gradveil.adversary import OpenAdversary
-from gradveil.attacks.base import Attack, Desk
+from gradveil.attacks.base import Attack, AttackContext
 from gradveil.data.public import public_images
 from gradveil.learning.embedding import EmbeddingLearner
 from gradveil.learning.learner import Learner
@@ -134,9 +134,9 @@ class Scene:
         return truth.replace(updates=(truth.update.replace(weights=same_norm),))
 
     @staticmethod
-    def desk(budget: int, **changes: Any) -> Desk:
-        """Return the attacker's desk; the same seed every time."""
-        return Desk(**{"seed": Seed(3), "budget": budget, "execution": "batched", **changes})
+    def context(budget: int, **changes: Any) -> AttackContext:
+        """Return the attacker's context; the same seed every time."""
+        return AttackContext(**{"seed": Seed(3), "budget": budget, "execution": "batched", **changes})
 
 
 def best_psnr(candidates: Sequence[Reconstruction], truth: Tensor) -> Tensor:

@@ -19,7 +19,8 @@ from collections.abc import Callable
 import numpy as np
 import torch
 
-from gradveil.defenses.base import DEFENSES, Defense
+from gradveil.client.embedding import vertical_fault
+from gradveil.defenses.base import DEFENSES, NEEDS, Defense
 from gradveil.defenses.chain import Chain, granularity_of
 from gradveil.defenses.none import NoDefense
 from gradveil.errors import BadUpdate, UsageError
@@ -169,6 +170,50 @@ def keeps_no_memory(defense: Defense, scene: Scene) -> None:
     require(repr(settings) == repr(vars(defense)), "the object changes while it is used; state must go in and out of the hooks")
 
 
+def needs_are_real(defense: Defense, scene: Scene) -> None:
+    """What a defense says it needs it cannot do without, and what it does not say it can.
+
+    A caller is refused by what is said here: a need too few lets a client send what is not protected, one too many keeps a
+    defense from people who could use it.
+    """
+    defense = defense.quick()
+    needed, derived = defense.needs(), Defense.needs(defense)
+    require(needed <= NEEDS.keys(), f"the needs {sorted(needed - NEEDS.keys())} are none of {', '.join(NEEDS)}")
+    require(derived <= needed, f"the hooks need {', '.join(sorted(derived - needed))}, and `needs` does not say so")
+    # A party has no loss; so for a defense that parties can use, that is where it must do without.
+    party = vertical_fault(defense) is None
+    scenes = {"batch": scene, "loss": EmbeddingScene.of_party() if party else scene, "public": scene}
+    for need in ("batch", "loss", "public"):
+        if need not in derived:
+            told, differs = need in needed, _does_differently(defense, scenes[need], need)
+            require(differs or not told, f"`needs` says {need}, and without it the same is sent")
+            require(told or not differs, f"without {need} something else is sent or nothing, and `needs` does not say {need}")
+
+
+def _does_differently(defense: Defense, scene: Scene, without: str) -> bool:
+    """Whether the hooks raise, or give something else, when a caller cannot give one thing."""
+    public = draw_batch(5, next(iter(scene.learner.weights.values())).dtype).inputs
+    whole = scene.view().replace(public=public if "public" in defense.needs() else None)
+    views = {
+        "batch": whole.replace(batch=None, raw_batch=None),
+        "loss": whole.replace(learner=whole.learner.replace(loss=_no_loss)),
+        "public": whole.replace(public=None),
+    }
+    expected = scene.through_hooks(defense, whole)
+    try:
+        return not _same(expected, scene.through_hooks(defense, views[without]))
+    except (UsageError, NoLoss):
+        return True
+
+
+class NoLoss(Exception):
+    """Somebody asked for a loss that the caller does not have."""
+
+
+def _no_loss(outputs: object, targets: object) -> torch.Tensor:
+    raise NoLoss
+
+
 def off_is_the_identity(defense: Defense, scene: Scene) -> None:
     """At the card's off setting the client sends what it would send without a defense."""
     card = type(defense).card
@@ -304,6 +349,7 @@ DEFENSE_CHECKS: tuple[Check, ...] = (
     global_generators_are_untouched,
     randomness_is_declared,
     keeps_no_memory,
+    needs_are_real,
     off_is_the_identity,
     more_strength_distorts_more,
     odd_updates_survive,

@@ -55,9 +55,13 @@ def adversary_gives_finite_numbers(defense: Defense, scene: Scene) -> None:
         for name, value in named.items():
             require(bool(torch.isfinite(value).all()), f"{what} {name!r} is not finite")
     require(bool(torch.isfinite(adversary.penalty(variables))), "the penalty is not finite")
-    std = adversary.noise_std(observation)
+    told, std = adversary.arrives(observation), adversary.arrives(observation).noise_std
     require(std is None or std > 0, f"the noise is said to be {std}; it must be above zero, or None where there is none")
-    require(isinstance(adversary.incomplete, bool), "incomplete is neither True nor False")
+    for name in ("incomplete", "equal_weights", "plain_search", "raw_inputs"):
+        require(isinstance(getattr(told, name), bool), f"{name} is neither True nor False")
+    require(callable(told.exact), "exact is no function that names tensors; write exact=frozenset, or exact=lambda: names")
+    told_round = told.least_protected_round
+    require(0 <= told_round < len(observation.updates), f"least_protected_round is {told_round}, and there is no such round")
     rebuilt = Reconstruction(scene.batch.inputs.clone(), scene.batch.targets, "truth", variables=variables)
     finished = adversary.finish(rebuilt, observation).inputs
     require(finished.shape == scene.batch.inputs.shape, f"finishing changes the shape to {tuple(finished.shape)}")
@@ -69,7 +73,7 @@ def exact_is_exact(defense: Defense, scene: Scene) -> None:
     one = Batch(scene.batch.inputs[:1], scene.batch.targets[:1])
     raw = scene.send(NoDefense(), batch=scene.trained(defense, 1, one)).weights
     observation = scene.observe(defense, 1, one)
-    names = defense.adversary().exact(observation)
+    names = defense.adversary().arrives(observation).exact()
     unknown = names - observation.update.weights.keys()
     require(not unknown, f"tensors said to be exact are not in the update: {sorted(unknown)}")
     for layer in sorted({name.rpartition(".")[0] for name in names}):
@@ -91,7 +95,7 @@ def noise_is_as_told(defense: Defense, scene: Scene) -> None:
     for seed in range(TRUTHS):
         truth = draw_batch(seed)
         observation = scene.observe(defense, seed, truth)
-        told = observation.adversary.noise_std(observation)
+        told = observation.adversary.arrives(observation).noise_std
         if told is None:
             require(entries == 0, "the attacker knows the noise of one update and not of another")
             raise NotApplicable("the attacker knows of no noise on the update")

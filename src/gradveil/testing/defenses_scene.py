@@ -118,6 +118,18 @@ class Scene:
         update, _ = defense.protect_update(self.update(given), view, state)
         return self.deliver(defense, defense.encode(update, view), spec_of(weights))
 
+    def through_hooks(self, defense: Defense, view: ClientView) -> Named:
+        """Return what the hooks of data, gradient and update make of the scene's own batch and gradient under a given view."""
+        single = granularity_of(defense) == "example"
+        gradient = {name: value.unsqueeze(0) if single else value for name, value in self.gradient().items()}
+        view = view.replace(raw_gradient=gradient)
+        batch, state = defense.protect_batch(self.batch, view, defense.prepare(self.batch, view))
+        gradient, state = defense.protect_gradient(gradient, view, state)
+        if single and not isinstance(defense, Chain):
+            gradient = {name: value.mean(0) for name, value in gradient.items()}
+        update, _ = defense.protect_update(self.update(gradient), view, state)
+        return {**update.weights, "inputs": batch.inputs}
+
     def deliver(self, defense: Defense, payload: Payload, spec: ModelSpec | None = None) -> Update:
         """Carry a payload over the wire, as bytes."""
         return defense.decode(payload_from_bytes(payload_to_bytes(payload)), spec or self.spec)
@@ -181,6 +193,11 @@ class EmbeddingScene(Scene):
         view = self.view(seed)
         sent, _ = defense.protect_embedding(weights[EMBEDDING], view, defense.prepare(self.batch, view))
         return self.deliver(defense, defense.encode(self.update({EMBEDDING: sent}), view), spec_of(weights))
+
+    def through_hooks(self, defense: Defense, view: ClientView) -> Named:
+        """Return what the hooks of data and embedding make of the scene's own batch under a given view."""
+        batch, state = defense.protect_batch(self.batch, view, defense.prepare(self.batch, view))
+        return {EMBEDDING: defense.protect_embedding(self.gradient()[EMBEDDING], view, state)[0], "inputs": batch.inputs}
 
     def payload(self, defense: Defense, seed: int = 1, batch: Batch | None = None, round_index: int = 0) -> Payload:
         """Run the real party and return what it sends."""

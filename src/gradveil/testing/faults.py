@@ -15,14 +15,15 @@ import torch
 from torch import Tensor
 
 from gradveil.adversary import OpenAdversary
-from gradveil.defenses.base import ClientView, Defense, DefenseCard, State
+from gradveil.defenses.base import ClientView, Defense, DefenseCard, Need, State
 from gradveil.defenses.clipping import ClippedUpdateAdversary, Clipping
 from gradveil.defenses.data_noise import DataNoise
 from gradveil.defenses.entry_dropout import EntryDropout
 from gradveil.defenses.gaussian_noise import GaussianNoise, NoisyUpdateAdversary
 from gradveil.defenses.pruning import Pruning
+from gradveil.defenses.soteria import Soteria
 from gradveil.learning.learner import Learner
-from gradveil.records import Batch, Comparison, ModelSpec, Observation, Payload, Update
+from gradveil.records import Batch, Comparison, ModelSpec, Observation, Payload, Update, WhatArrives
 from gradveil.tensors import Named, norm, scale
 
 __all__ = ["FAULTS"]
@@ -318,11 +319,9 @@ ComparesNothing = _with_adversary(
 
 @dataclass(frozen=True)
 class _BelievesInExactness(NoisyUpdateAdversary):
-    def exact(self, observation: Observation) -> frozenset[str]:
-        return frozenset(observation.update.weights)
-
-    def noise_std(self, observation: Observation) -> float:
-        return self.std**2
+    def arrives(self, observation: Observation) -> WhatArrives:
+        names = frozenset(observation.update.weights)
+        return super().arrives(observation).replace(exact=lambda: names, noise_std=self.std**2)
 
 
 @rejected_by("exact_is_exact", "noise_is_as_told")
@@ -338,6 +337,36 @@ class TakesVarianceForDeviation(GaussianNoise):
     def adversary(self) -> OpenAdversary:
         """Return an attacker who expects far too little noise."""
         return _BelievesInExactness(self.std)
+
+
+@rejected_by("needs_are_real")
+@dataclass(frozen=True, kw_only=True)
+class HidesWhatItNeeds(Soteria):
+    """Looks at the batch, and does not tell callers who have none that it then does nothing.
+
+    Departs from the paper, Cost, Known weakness: wrong on purpose.
+    """
+
+    card: ClassVar[DefenseCard] = _card(Soteria)
+
+    def needs(self) -> frozenset[Need]:
+        """Say what follows from the hooks alone."""
+        return Defense.needs(self)
+
+
+@rejected_by("needs_are_real")
+@dataclass(frozen=True, kw_only=True)
+class NeedsWhatItIgnores(Clipping):
+    """Refuses parties and senders of finished updates for a loss that it never looks at.
+
+    Departs from the paper, Cost, Known weakness: wrong on purpose.
+    """
+
+    card: ClassVar[DefenseCard] = _card(Clipping)
+
+    def needs(self) -> frozenset[Need]:
+        """Ask for a loss."""
+        return super().needs() | {"loss"}
 
 
 @rejected_by("card_is_complete", "ladder_builds")

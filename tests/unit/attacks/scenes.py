@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gradveil.attacks import Desk
+from gradveil.attacks import AttackContext
 from gradveil.client.update import run_client
 from gradveil.defenses import Defense, build_defense
 from gradveil.learning import Learner, loss_by_name
@@ -69,7 +69,7 @@ def observe(
 
 
 def simulator(learners: tuple[Learner, ...], defense: str) -> Callable[[Tensor, Tensor, int], tuple[Named, ...]]:
-    """Return the defended client's code for the attacker's own data, as an audit hands it to the desk."""
+    """Return the defended client's code for the attacker's own data, as an audit hands it to the context."""
     built = build_defense(defense)
 
     def simulate(inputs: Tensor, targets: Tensor, draw: int) -> tuple[Named, ...]:
@@ -78,5 +78,5 @@ def simulator(learners: tuple[Learner, ...], defense: str) -> Callable[[Tensor, 
     return simulate
 
 
-def make_desk(budget: int = 20, **changes: Any) -> Desk:
-    return Desk(**{"seed": Seed(5), "budget": budget, "execution": "batched", **changes})
+def make_context(budget: int = 20, **changes: Any) -> AttackContext:
+    return AttackContext(**{"seed": Seed(5), "budget": budget, "execution": "batched", **changes})

@@ -18,7 +18,7 @@ from gradveil.metrics import peak_signal_to_noise
 from gradveil.records import Update
 from gradveil.study.local_training import TrainingSettings
 from gradveil.tensors import scale
-from tests.unit.attacks.scenes import CLASSES, make_batch, make_desk, make_learner, observe
+from tests.unit.attacks.scenes import CLASSES, make_batch, make_context, make_learner, observe
 
 GOLDEN = json.loads((Path(__file__).parents[2] / "golden" / "attacks.json").read_text())
 
@@ -28,7 +28,7 @@ GOLDEN = json.loads((Path(__file__).parents[2] / "golden" / "attacks.json").read
 )
 def test_the_input_of_a_perceptron_is_read_exactly(model: str) -> None:
     learner, batches = make_learner(model, dtype=torch.float32), [make_batch(seed=s, dtype=torch.float32) for s in range(3)]
-    found = launch(LinearLayer(), [observe(learner, batch) for batch in batches], make_desk())
+    found = launch(LinearLayer(), [observe(learner, batch) for batch in batches], make_context())
     psnr = [float(peak_signal_to_noise(c.inputs, batches[c.target].inputs)) for c in found]
     assert min(psnr) >= GOLDEN["linear_layer_psnr"]["value"]
     assert [int(c.targets) for c in found] == [int(batch.targets) for batch in batches]
@@ -37,7 +37,7 @@ def test_the_input_of_a_perceptron_is_read_exactly(model: str) -> None:
 def test_a_common_factor_changes_nothing() -> None:
     seen = observe(make_learner("mlp(hidden=8)"), make_batch())
     clipped = seen.replace(updates=(Update(scale(seen.update.weights, 1e-3), examples=1),))
-    plain, scaled = (launch(LinearLayer(), [each], make_desk())[0].inputs for each in (seen, clipped))
+    plain, scaled = (launch(LinearLayer(), [each], make_context())[0].inputs for each in (seen, clipped))
     assert torch.allclose(plain, scaled, atol=1e-9)
 
 
@@ -68,7 +68,7 @@ def test_rows_moved_by_one_example_each_give_the_batch() -> None:
 def test_a_silent_first_layer_gives_grey() -> None:
     seen = observe(make_learner("mlp(hidden=8)"), make_batch())
     silent = seen.replace(updates=(Update({n: torch.zeros_like(v) for n, v in seen.update.weights.items()}, examples=1),))
-    (candidate,) = launch(LinearLayer(), [silent], make_desk())
+    (candidate,) = launch(LinearLayer(), [silent], make_context())
     assert torch.equal(candidate.inputs, torch.full_like(candidate.inputs, 0.5))
     assert layer_inputs({"a.weight": torch.ones(2, 2)}, "a.weight", 1) is None
 
@@ -99,7 +99,7 @@ def test_where_it_does_not_apply_it_says_why(model: str | nn.Module, reason: str
     else:
         learner = Learner.of(model, loss_by_name("cross_entropy"), TrainingSettings()).to(torch.float64)
     with pytest.raises(UsageError, match=reason):
-        launch(LinearLayer(), [observe(learner, make_batch())], make_desk())
+        launch(LinearLayer(), [observe(learner, make_batch())], make_context())
 
 
 def test_the_last_layer_gives_its_features_away() -> None:
@@ -113,7 +113,7 @@ def test_the_last_layer_gives_its_features_away() -> None:
 def test_feature_inversion_finds_an_input_with_these_features() -> None:
     learner, batch = make_learner(), make_batch()
     seen = observe(learner, batch)
-    (candidate,) = launch(FeatureInversion(steps=150), [seen], make_desk(150))
+    (candidate,) = launch(FeatureInversion(steps=150), [seen], make_context(150))
     wanted = features_at(learner, "linear.weight", batch.inputs)
     grey = features_at(learner, "linear.weight", torch.full_like(batch.inputs, 0.5))
     reached = features_at(learner, "linear.weight", candidate.inputs)
@@ -127,7 +127,7 @@ def test_feature_inversion_finds_an_input_with_these_features() -> None:
 def test_feature_inversion_is_blind_to_a_common_factor() -> None:
     seen = observe(make_learner(), make_batch())
     clipped = seen.replace(updates=(Update(scale(seen.update.weights, 1e-3), examples=1),))
-    plain, scaled = (launch(FeatureInversion(steps=15), [each], make_desk())[0].inputs for each in (seen, clipped))
+    plain, scaled = (launch(FeatureInversion(steps=15), [each], make_context())[0].inputs for each in (seen, clipped))
     assert torch.allclose(plain, scaled, atol=1e-6)
 
 

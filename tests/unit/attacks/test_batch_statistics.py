@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from torch.func import grad, vmap
 
 from gradveil.adversary import OpenAdversary
-from gradveil.attacks import Desk, launch, line_up, resolve
+from gradveil.attacks import AttackContext, launch, line_up, resolve
 from gradveil.attacks.batch_statistics import BatchStatistics
 from gradveil.attacks.engine.matching import Recipe
 from gradveil.attacks.inverting_gradients import InvertingGradients
@@ -125,7 +125,7 @@ def test_an_aggregate_gives_the_mean_over_clients() -> None:
 
 
 def psnr(attack: InvertingGradients, observations: list[Observation], batches: list[Batch]) -> float:
-    found = launch(attack, observations, Desk(seed=Seed(0), execution="batched"))
+    found = launch(attack, observations, AttackContext(seed=Seed(0), execution="batched"))
     values = []
     for candidate in found:
         truth = batches[candidate.target].inputs
@@ -148,13 +148,13 @@ def test_without_statistics_nothing_is_used() -> None:
     assert not fixed.running
     withheld = observe(make_learner(), batch, threat=ThreatModel(knows=ORDINARY))
     with pytest.raises(MissingKnowledge, match="BatchNorm statistics"):
-        launch(BatchStatistics(steps=1), [withheld], Desk(seed=Seed(0)))
+        launch(BatchStatistics(steps=1), [withheld], AttackContext(seed=Seed(0)))
     with pytest.raises(UsageError, match="no BatchNorm whose statistics move"):
-        launch(BatchStatistics(steps=1), [observe(fixed, batch)], Desk(seed=Seed(0)))
+        launch(BatchStatistics(steps=1), [observe(fixed, batch)], AttackContext(seed=Seed(0)))
     seen = observe(make_learner(), batch)
     bare = seen.replace(updates=(seen.update.replace(buffers={}),))
     with pytest.raises(UsageError, match="carries no BatchNorm statistics"):
-        launch(BatchStatistics(steps=1), [bare], Desk(seed=Seed(0)))
+        launch(BatchStatistics(steps=1), [bare], AttackContext(seed=Seed(0)))
     with pytest.raises(UsageError, match="above 0"):
         BatchStatistics(statistics=0.0)
     assert Recipe(name="plain").statistics == 0
@@ -162,12 +162,12 @@ def test_without_statistics_nothing_is_used() -> None:
 
 def test_ensembles_use_statistics_where_they_are_granted() -> None:
     """The frozen members stay; beside each matching recipe stands its twin with statistics, and only where there are any."""
-    seen, desk = observe(make_learner(), make_batch(1)), Desk(seed=Seed(0))
+    seen, context = observe(make_learner(), make_batch(1)), AttackContext(seed=Seed(0))
     quick = resolve("quick-1")
-    names = [getattr(attack, "title", "") for attack in line_up(quick, seen, desk)]
+    names = [getattr(attack, "title", "") for attack in line_up(quick, seen, context)]
     assert "smooth_to_sharp" in names and "smooth_to_sharp_statistics" in names and "stay_smooth_statistics" in names
-    without = line_up(quick, seen.replace(threat=ThreatModel()), desk)
+    without = line_up(quick, seen.replace(threat=ThreatModel()), context)
     assert not [attack for attack in without if isinstance(attack, BatchStatistics)]
     assert [type(attack) for attack in without] == [
-        type(attack) for attack in line_up(quick, seen, desk) if not isinstance(attack, BatchStatistics)
+        type(attack) for attack in line_up(quick, seen, context) if not isinstance(attack, BatchStatistics)
     ]

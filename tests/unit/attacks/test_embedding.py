@@ -17,7 +17,7 @@ from gradveil.models import build_model, split_model
 from gradveil.randomness import Seed
 from gradveil.records import Knowledge, Observation, Reconstruction, ThreatModel, Update
 from gradveil.testing.attacks_scene import home_pictures
-from tests.unit.attacks.scenes import make_desk
+from tests.unit.attacks.scenes import make_context
 
 SHAPE, CLASSES = (3, 16, 16), 4
 LOSS = loss_by_name("cross_entropy")
@@ -47,7 +47,7 @@ def seen(learner: EmbeddingLearner, inputs: torch.Tensor, labels: torch.Tensor) 
 def test_published_attacks_work_on_embeddings_as_they_are(spelling: str) -> None:
     picture = home_pictures()[:1]
     observation = seen(party("lenet"), picture, torch.tensor([2]))
-    (found,) = launch(ATTACKS.build(spelling), [observation], make_desk(budget=300))
+    (found,) = launch(ATTACKS.build(spelling), [observation], make_context(budget=300))
     grey = peak_signal_to_noise(torch.full_like(picture, 0.5), picture)
     assert float(peak_signal_to_noise(found.inputs, picture)) > float(grey) + 8
 
@@ -57,7 +57,7 @@ def test_decoder_finds_what_matching_pixels_does_not() -> None:
     pictures = home_pictures()[:2]
     everyone = [seen(party(cut="cut2"), pictures[i : i + 1], torch.tensor([0])) for i in range(2)]
     pixels, painted = (
-        launch(ATTACKS.build(spelling), everyone, make_desk(budget=200))
+        launch(ATTACKS.build(spelling), everyone, make_context(budget=200))
         for spelling in ("inverting_gradients(steps=200, objective='l2', signed=False)", "piste_like(steps=200)")
     )
     for one, other, truth in zip(pixels, painted, pictures, strict=True):
@@ -101,9 +101,9 @@ def test_an_embedding_alone_tells_no_labels_even_where_it_looks_like_a_classifie
 
 def test_the_ensemble_for_embeddings_lines_up() -> None:
     observation = seen(party(), home_pictures()[:1], torch.tensor([1]))
-    names = [attack.card.name for attack in line_up(resolve("quick", "embedding"), observation, make_desk())]
+    names = [attack.card.name for attack in line_up(resolve("quick", "embedding"), observation, make_context())]
     assert names == ["inverting_gradients", "inverting_gradients", "piste_like"]
-    everyone = {attack.card.name for attack in line_up(resolve("standard-1"), observation, make_desk())}
+    everyone = {attack.card.name for attack in line_up(resolve("standard-1"), observation, make_context())}
     assert not everyone & {"linear_layer", "feature_inversion", "piste_like"}
 
 

@@ -22,7 +22,7 @@ from gradveil.errors import UsageError
 from gradveil.randomness import Seed
 from gradveil.records import ORDINARY, Knowledge, ThreatModel
 from gradveil.registry import config_of
-from tests.unit.attacks.scenes import make_batch, make_desk, make_learner, observe, simulator
+from tests.unit.attacks.scenes import make_batch, make_context, make_learner, observe, simulator
 
 GOLDEN = json.loads((Path(__file__).parents[2] / "golden" / "attacks.json").read_text())
 
@@ -30,7 +30,7 @@ GOLDEN = json.loads((Path(__file__).parents[2] / "golden" / "attacks.json").read
 def spelled(ensemble: Ensemble) -> str:
     """Return everything that decides an ensemble, as text."""
     members = [
-        {"attack": config_of(m.attack), "stances": m.stances} | ({"where_drowned": True} if m.where_drowned else {})
+        {"attack": config_of(m.attack), "stances": m.stances} | ({"where_drowned": True} if m.where_equal else {})
         for m in ensemble.members
     ]
     shared: dict[str, object] = {
@@ -100,8 +100,8 @@ def test_short_names_mean_other_ensembles_where_an_embedding_is_seen() -> None:
 def stances(ensemble: str, defense: str, **changes: object) -> set[tuple[str, str]]:
     learner = make_learner()
     seen = observe(learner, make_batch(), defense, **changes)  # type: ignore[arg-type]
-    desk = make_desk(simulate=None if defense == "none" else simulator((learner,), defense))
-    return {(a.card.name, getattr(a, "stance", "plain")) for a in line_up(resolve(ensemble), seen, desk)}
+    context = make_context(simulate=None if defense == "none" else simulator((learner,), defense))
+    return {(a.card.name, getattr(a, "stance", "plain")) for a in line_up(resolve(ensemble), seen, context)}
 
 
 def test_without_a_defense_everyone_is_plain() -> None:
@@ -122,15 +122,15 @@ def test_an_attacker_who_does_not_know_the_defense_does_not_use_it() -> None:
 def test_attacks_that_do_not_apply_stay_away() -> None:
     assert "linear_layer" not in {name for name, _ in stances("quick", "none")}
     seen = observe(make_learner("mlp(hidden=8)"), make_batch(2))
-    lined_up = {attack.card.name for attack in line_up(resolve("quick"), seen, make_desk())}
+    lined_up = {attack.card.name for attack in line_up(resolve("quick"), seen, make_context())}
     assert "linear_layer" in lined_up and "feature_inversion" not in lined_up
 
 
 def test_where_the_informed_search_is_the_plain_one_only_its_last_touch_is_added() -> None:
     seen = observe(make_learner(), make_batch(), "data_noise(std=0.2)")
-    attacks = line_up(resolve("inverting_gradients(steps=5)"), seen, make_desk())
+    attacks = line_up(resolve("inverting_gradients(steps=5)"), seen, make_context())
     assert [getattr(attack, "stance", "") for attack in attacks] == ["plain"]
-    found = launch(attacks[0], [seen], make_desk())
+    found = launch(attacks[0], [seen], make_context())
     (twin,) = informed_twins(found, [seen])
     assert twin.stance == "informed" and twin.unfinished is not None and bool((twin.unfinished == found[0].inputs).all())
     assert informed_twins(found, [observe(make_learner(), make_batch())]) == []
@@ -152,8 +152,8 @@ def test_weighing_tensors_alike_is_for_updates_that_drown_the_quiet_ones(model: 
     payload = run_client(learner, batch, build_defense(defense), Seed(1)).payload
     seen = observe(learner, batch, defense, payloads=(payload,))
     for name in ("quick", "standard"):
-        old, new = (line_up(resolve(f"{name}-{version}"), seen, make_desk()) for version in (2, 3))
+        old, new = (line_up(resolve(f"{name}-{version}"), seen, make_context()) for version in (2, 3))
         more = [attack for attack in new[len(old) :] if isinstance(attack, InvertingGradients)]
         assert new == [*old, *more]
         assert [(attack.title, attack.stance) for attack in more] == ([("smooth_layers", "informed")] if asked else [])
-    assert not seen.adversary.drowns(seen.replace(payloads=()))  # nobody sees factors in a secure aggregate
+    assert not seen.adversary.arrives(seen.replace(payloads=())).equal_weights  # nobody sees factors in a secure aggregate

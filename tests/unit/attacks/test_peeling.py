@@ -15,7 +15,7 @@ from gradveil.learning.losses import cross_entropy
 from gradveil.records import ORDINARY, Knowledge, ThreatModel
 from gradveil.study.local_training import TrainingSettings
 from gradveil.testing.attacks_scene import Scene
-from tests.unit.attacks.scenes import CLASSES, make_batch, make_desk, make_learner, observe
+from tests.unit.attacks.scenes import CLASSES, make_batch, make_context, make_learner, observe
 
 SMALL = 'convnet(width=4, norm="none")'
 
@@ -60,7 +60,7 @@ def test_a_network_that_begins_with_its_pool_is_peeled() -> None:
         model = nn.Sequential(nn.MaxPool2d(2), nn.Conv2d(2, 4, 3), nn.ReLU(), nn.Flatten(), nn.Linear(4 * 4, CLASSES)).double()
     seen = observe(Learner.of(model, cross_entropy), make_batch())
     assert Peeling().applies(seen) is None
-    (found,) = launch(Peeling(steps=20), [seen], make_desk())
+    (found,) = launch(Peeling(steps=20), [seen], make_context())
     assert found.status == "finished" and found.best_loss < found.first_loss
 
 
@@ -131,9 +131,9 @@ def test_labels_that_were_given_are_used_and_told() -> None:
     seen = observe(make_learner(SMALL), make_batch())
     given = (make_batch().targets + 1) % CLASSES
     threat = ThreatModel(knows=ORDINARY | {Knowledge.LABELS})
-    (found,) = launch(Peeling(steps=3), [seen.replace(threat=threat, labels=given)], make_desk())
+    (found,) = launch(Peeling(steps=3), [seen.replace(threat=threat, labels=given)], make_context())
     assert torch.equal(found.targets, given) and found.oracle_labels
-    (blind,) = launch(Peeling(steps=3), [seen.replace(labels=given)], make_desk())
+    (blind,) = launch(Peeling(steps=3), [seen.replace(labels=given)], make_context())
     assert torch.equal(blind.targets, make_batch().targets) and not blind.oracle_labels
     assert "no classes" in str(Peeling().applies(seen.replace(classes=0)))
     assert Peeling().applies(seen.replace(classes=0, threat=threat, labels=given)) is None
@@ -169,10 +169,12 @@ def test_steps_are_shared_out_within_the_budget() -> None:
 def test_without_max_pooling_the_new_versions_are_the_old_ones() -> None:
     seen = observe(make_learner(), make_batch())
     for name in ("quick", "standard"):
-        old, new = (line_up(resolve(f"{name}-{version}"), seen, make_desk()) for version in (1, 2))
+        old, new = (line_up(resolve(f"{name}-{version}"), seen, make_context()) for version in (1, 2))
         assert old == new
     pool = observe(make_learner(SMALL), make_batch())
-    more = [a for a in line_up(resolve("quick-2"), pool, make_desk()) if a not in line_up(resolve("quick-1"), pool, make_desk())]
+    more = [
+        a for a in line_up(resolve("quick-2"), pool, make_context()) if a not in line_up(resolve("quick-1"), pool, make_context())
+    ]
     assert [type(attack) for attack in more] == [Peeling]
 
 
@@ -180,5 +182,5 @@ def test_a_silent_update_gives_an_answer_all_the_same() -> None:
     scene = Scene.of(Peeling())
     seen = scene.observe(0)
     silent = {name: torch.zeros_like(value) for name, value in seen.update.weights.items()}
-    (found,) = launch(Peeling(), [seen.replace(updates=(seen.update.replace(weights=silent),))], scene.desk(6))
+    (found,) = launch(Peeling(), [seen.replace(updates=(seen.update.replace(weights=silent),))], scene.context(6))
     assert bool(torch.isfinite(found.inputs).all())

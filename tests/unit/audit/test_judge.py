@@ -99,7 +99,7 @@ def test_every_recipe_has_its_own_row() -> None:
 
 def test_nulls_know_nothing_of_the_update() -> None:
     selected = score(subject(), best_by_truth(subject(), candidates()))
-    rows = null_rows(subject(), resolve("inverting_gradients(steps=50)"), subject().desk(50), 3, selected)
+    rows = null_rows(subject(), resolve("inverting_gradients(steps=50)"), subject().context(50), 3, selected)
     assert set(rows) == {"grey", "data_mean", "prior_only", "derangement"}
     own = float(psnr(selected.values["psnr"]).median())
     assert all(float(psnr(row.values["psnr"]).median()) < own - 5 for row in rows.values())
@@ -110,15 +110,15 @@ def test_nulls_know_nothing_of_the_update() -> None:
 
 def test_prior_only_does_not_move_with_the_update() -> None:
     selected = score(subject(), best_by_truth(subject(), candidates()))
-    ensemble, desk = resolve("inverting_gradients(steps=50)"), subject().desk(50)
+    ensemble, context = resolve("inverting_gradients(steps=50)"), subject().context(50)
     other = make_subject(records=6, batch_size=2, model="mlp(hidden=8)")
-    left, right = (null_rows(each, ensemble, desk, 2, selected)["prior_only"].images for each in (subject(), other))
+    left, right = (null_rows(each, ensemble, context, 2, selected)["prior_only"].images for each in (subject(), other))
     assert torch.equal(left, right)
 
 
 def test_a_real_attack_identifies_everyone() -> None:
     single = make_subject()
-    found = launch(resolve("linear_layer").members[0].attack, [t.observation for t in single.targets], single.desk(1))
+    found = launch(resolve("linear_layer").members[0].attack, [t.observation for t in single.targets], single.context(1))
     scored = score(single, found)
     assert scored.rank.tolist() == [1] * 4
     summary = scored.summary(Seed(0))

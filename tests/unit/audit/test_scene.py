@@ -149,15 +149,15 @@ def test_rounds_move_the_model_on() -> None:
 
 
 def test_the_desk_lends_the_clients_code_only_where_a_defense_acts() -> None:
-    assert make_subject().desk(10).simulate is None
+    assert make_subject().context(10).simulate is None
     subject = make_subject(defense="clipping(bound=0.01)")
-    desk = subject.desk(10)
-    assert desk.simulate is not None and not desk.random_defense
+    context = subject.context(10)
+    assert context.simulate is not None and not context.random_defense
     target = subject.targets[0]
-    (sent,) = desk.simulate(target.batch.inputs, target.batch.targets, 0)
+    (sent,) = context.simulate(target.batch.inputs, target.batch.targets, 0)
     assert all(torch.allclose(v, target.observation.update.weights[n]) for n, v in sent.items())
     noisy = make_subject(defense="gaussian_noise(std=0.01)")
-    lent = noisy.desk(10)
+    lent = noisy.context(10)
     assert lent.random_defense and lent.simulate is not None
     (guess,) = lent.simulate(noisy.targets[0].batch.inputs, noisy.targets[0].batch.targets, 0)
     assert not same(guess, noisy.targets[0].observation.update.weights), "the attacker draws the victim's own noise"

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from gradveil.attacks import Desk, launch
+from gradveil.attacks import AttackContext, launch
 from gradveil.attacks.deep_leakage import DLG
 from gradveil.attacks.engine.labels import recover_labels
 from gradveil.audit.cell import run_cell
@@ -69,7 +69,7 @@ def test_masks_are_never_recovered(cell: Cell, subject: Subject) -> None:
     with pytest.raises(MissingKnowledge, match="no classes"):
         recover_labels(seen.replace(labels=None))
     with pytest.raises(UsageError, match="cannot search for"):
-        launch(DLG(steps=1), [seen], Desk(seed=Seed(0)))
+        launch(DLG(steps=1), [seen], AttackContext(seed=Seed(0)))
 
 
 def test_rehearsals_bring_masks_of_their_own(subject: Subject) -> None:

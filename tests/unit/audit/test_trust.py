@@ -20,7 +20,7 @@ from gradveil.audit.judge import score
 from gradveil.audit.scene import Subject, Target
 from gradveil.audit.trust import Check, Evidence, run_checks
 from gradveil.models.batch_norm import set_batch_norm_mode
-from gradveil.records import Reconstruction
+from gradveil.records import Observation, Reconstruction, WhatArrives
 from tests.unit.audit.small import make_subject
 
 
@@ -99,9 +99,8 @@ def with_hits(count: int, candidates: int) -> Evidence:
 
 @dataclasses.dataclass(frozen=True)
 class Partial(OpenAdversary):
-    @property
-    def incomplete(self) -> bool:
-        return True
+    def arrives(self, observation: Observation) -> WhatArrives:
+        return super().arrives(observation).replace(incomplete=True)
 
 
 def with_partial_adversary() -> Evidence:

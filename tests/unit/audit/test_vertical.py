@@ -88,7 +88,7 @@ def test_a_defense_of_data_reaches_the_embedding() -> None:
     plain, noisy = (build_subject(CELL.replace(defense=name), digits(), 0) for name in ("none", "data_noise(std=0.2)"))
     sent = [subject.targets[0].observation.update.weights["embedding"] for subject in (plain, noisy)]
     assert not torch.allclose(sent[0], sent[1])
-    simulate = noisy.desk(5).simulate
+    simulate = noisy.context(5).simulate
     assert simulate is not None
     again = simulate(noisy.targets[0].batch.inputs, noisy.targets[0].batch.targets, 0)
     assert again[0]["embedding"].shape == sent[0].shape

@@ -256,10 +256,10 @@ def test_the_attacker_finds_the_first_undefended_round() -> None:
     one = Batch(draw_batch(0).inputs[:1], draw_batch(0).targets[:1])
     observation = observe_rounds(Censor(active_rounds=2), one, 4)
     adversary = observation.adversary
-    assert adversary.clearest_round(observation) == 2
+    assert adversary.arrives(observation).least_protected_round == 2
     assert observation.clearest.update is observation.updates[2]
-    assert adversary.exact(observation) == frozenset()
-    assert adversary.exact(observation.clearest) == frozenset(observation.update.weights)
+    assert adversary.arrives(observation).exact() == frozenset()
+    assert adversary.arrives(observation.clearest).exact() == frozenset(observation.update.weights)
     assert recover_labels(observation).tolist() == one.targets.tolist()
     # Nobody who does not know the defense knows which round it leaves out.
     unaware = observation.replace(threat=ThreatModel(rounds=4, knows=frozenset()))
@@ -303,7 +303,7 @@ def test_the_angle_of_the_last_bias_names_the_label(init: str, least: float) -> 
     assert right / len(batches) >= least
     assert naive / len(batches) <= 0.25
     whole = Censor(scope="whole").adversary()
-    assert whole.label_evidence(observation, update.weights["linear.bias"], lambda: torch.full((classes,), 1 / classes)) is None
+    assert whole.arrives(observation).label_evidence is None
 
 
 @pytest.mark.parametrize("scope", ["layer", "whole"])
@@ -324,9 +324,9 @@ def test_a_record_one_already_has_is_confirmed(scope: str) -> None:
 
 def test_an_aggregate_is_flagged() -> None:
     observation = observe_rounds(Censor(), draw_batch(0), 1)
-    assert not observation.adversary.incomplete_for(observation)
+    assert not observation.adversary.arrives(observation).incomplete
     many = observation.replace(threat=ThreatModel(clients=3))
-    assert many.adversary.incomplete_for(many)
+    assert many.adversary.arrives(many).incomplete
     assert isinstance(many.adversary, CensorAdversary) and isinstance(many.adversary, OpenAdversary)
 
 

@@ -147,7 +147,7 @@ def test_the_attacker_knows_how_many_gradients_are_in_an_entry() -> None:
     naive = observation.replace(adversary=DGP(error_feedback=False).adversary())
     assert residual(naive, batch, 1) > 0.1
     first = observation.replace(updates=observation.updates[:1], learners=observation.learners[:1])
-    assert observation.adversary.incomplete_for(observation) and not first.adversary.incomplete_for(first)
+    assert observation.adversary.arrives(observation).incomplete and not first.adversary.arrives(first).incomplete
 
 
 def test_rounds_that_were_not_seen_are_not_counted() -> None:

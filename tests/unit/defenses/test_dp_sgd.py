@@ -50,7 +50,7 @@ def test_without_noise_it_is_example_clipping() -> None:
     clipped, plain = ExampleClipping(bound=0.2), DPSGD(bound=0.2, noise_multiplier=0.0)
     scene = Scene.of(plain)
     assert distance(scene.send(plain).weights, scene.send(clipped).weights) < 1e-6
-    assert plain.adversary().noise_std(scene.observe(plain, 1, scene.batch)) is None
+    assert plain.adversary().arrives(scene.observe(plain, 1, scene.batch)).noise_std is None
     assert DPSGD(bound=None, noise_multiplier=0.0).adversary() == OpenAdversary()
 
 
@@ -86,7 +86,7 @@ def test_noise_of_local_steps_adds_up_as_told(settings: TrainingSettings) -> Non
     defense = DPSGD(noise_multiplier=1.0, bound=0.05)
     scene = Scene.of(defense, settings=settings)
     seen = scene.observe(defense, 1, scene.batch)
-    told = seen.adversary.noise_std(seen)
+    told = seen.adversary.arrives(seen).noise_std
     quiet = run_client(scene.learner, scene.batch, DPSGD(noise_multiplier=0, bound=0.05), Seed(0)).payload.streams["weights"]
     gaps = [run_client(scene.learner, scene.batch, defense, Seed(seed)).payload.streams["weights"] for seed in range(12)]
     squares = [float((gap[n] - quiet[n]).square().sum()) for gap in gaps for n in quiet]
@@ -106,9 +106,9 @@ def test_step_sizes_follow_the_minibatches_and_adam_is_not_told() -> None:
 def test_an_aggregate_of_clients_is_less_noisy() -> None:
     scene = Scene.of(DPSGD())
     seen = scene.observe(DPSGD(), 1, draw_batch(3))
-    alone = seen.adversary.noise_std(seen)
+    alone = seen.adversary.arrives(seen).noise_std
     aggregate = seen.replace(threat=ThreatModel(clients=4), examples=4 * seen.examples)
-    many = aggregate.adversary.noise_std(aggregate)
+    many = aggregate.adversary.arrives(aggregate).noise_std
     assert alone is not None and many == pytest.approx(alone / 2)
 
 

@@ -130,7 +130,7 @@ def test_zeroed_entries_leave_nothing_over_at_the_truth(spelling: str) -> None:
     seen = observe(build_defense(spelling), own, data)
     assert residual(seen, data) < 1e-12
     assert residual(seen, data.replace(inputs=data.inputs.flip(0))) > 1e-3
-    assert not seen.adversary.incomplete_for(seen)
+    assert not seen.adversary.arrives(seen).incomplete
 
 
 def test_a_pruned_zero_still_says_that_its_entry_is_small() -> None:
@@ -151,9 +151,9 @@ def test_guided_noise_from_public_inputs_is_projected_out() -> None:
     clean = own.embed(data.inputs)
     assert float((seen.update.weights[EMBEDDING] - clean).norm() / clean.norm()) > 0.5
     assert residual(seen, data) < 3e-5
-    assert not seen.adversary.incomplete_for(seen)
+    assert not seen.adversary.arrives(seen).incomplete
     guess = observe(InvLENP(delta=1.0), own, data, public)
-    assert guess.adversary.incomplete_for(guess)
+    assert guess.adversary.arrives(guess).incomplete
 
 
 @pytest.mark.parametrize("spelling", ALL)
@@ -167,7 +167,7 @@ def test_a_gradient_beside_the_embedding_is_not_compared_and_that_is_said(spelli
     evidence = seen.adversary.evidence(seen, 0)
     compared = seen.adversary.compare(evidence, own.update(data.inputs, data.targets), {})
     assert list(compared.simulated) == [EMBEDDING]
-    assert seen.adversary.incomplete_for(seen)
+    assert seen.adversary.arrives(seen).incomplete
 
 
 @pytest.mark.parametrize("spelling", ALL)

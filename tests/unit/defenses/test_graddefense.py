@@ -242,13 +242,13 @@ def test_the_attacker_trusts_what_arrived_exactly(seed: int) -> None:
     exact = torch.cat([value.reshape(-1) for value in same.values()])
     assert float((trust[exact] == 1).float().mean()) > 0.95
     assert float(trust[~exact].max()) < 0.75, "what is noisy counts by its signal; only the last layer has much"
-    named = observation.adversary.exact(observation)
+    named = observation.adversary.arrives(observation).exact()
     assert all(bool(same[name].all()) for name in named)
 
 
 def test_the_last_layer_arrives_exactly_every_other_time() -> None:
     whole = [
-        {"linear.weight", "linear.bias"} <= seen.adversary.exact(seen)
+        {"linear.weight", "linear.bias"} <= seen.adversary.arrives(seen).exact()
         for seen, _ in (seen_by_lenet(GradDefense(std=1.0), s) for s in range(12))
     ]
     assert 3 <= sum(whole) <= 9
@@ -257,9 +257,9 @@ def test_the_last_layer_arrives_exactly_every_other_time() -> None:
 def test_of_an_aggregate_everything_is_noisy() -> None:
     observation, _ = seen_by_lenet(GradDefense(std=0.1), 1)
     aggregate = observation.replace(threat=ThreatModel(clients=4))
-    assert observation.adversary.noise_std(observation) is None
-    assert observation.adversary.noise_std(aggregate) == pytest.approx(0.1 * math.sqrt(0.5 / 4))
-    assert observation.adversary.exact(aggregate) == frozenset()
+    assert observation.adversary.arrives(observation).noise_std is None
+    assert observation.adversary.arrives(aggregate).noise_std == pytest.approx(0.1 * math.sqrt(0.5 / 4))
+    assert observation.adversary.arrives(aggregate).exact() == frozenset()
     evidence = observation.adversary.evidence(aggregate, 0)
     assert all(bool((value == 1).all()) for name, value in evidence.items() if name.startswith(TRUST))
 
@@ -267,8 +267,9 @@ def test_of_an_aggregate_everything_is_noisy() -> None:
 def test_switched_off_the_attacker_is_the_open_one() -> None:
     assert GradDefense(std=0).adversary() == OpenAdversary()
     assert GradDefense(noisy=0).adversary() == OpenAdversary()
-    assert GradDefense(clip=0.1).adversary().incomplete
-    assert not GradDefense().adversary().incomplete
+    observation, _ = seen_by_lenet(GradDefense(), 1)
+    assert GradDefense(clip=0.1).adversary().arrives(observation).incomplete
+    assert not GradDefense().adversary().arrives(observation).incomplete
 
 
 @pytest.mark.parametrize(

@@ -47,7 +47,7 @@ def observe(spelling: str, settings: dict[str, Any], clients: int = 1, rounds: i
 )
 def test_local_training(spelling: str, settings: dict[str, Any], incomplete: bool) -> None:
     seen = observe(spelling, settings)
-    assert seen.adversary.incomplete_for(seen) is incomplete
+    assert seen.adversary.arrives(seen).incomplete is incomplete
 
 
 @pytest.mark.parametrize(
@@ -55,15 +55,15 @@ def test_local_training(spelling: str, settings: dict[str, Any], incomplete: boo
 )
 def test_an_aggregate_hides_masks_grids_and_factors(spelling: str) -> None:
     alone, many = observe(spelling, {}), observe(spelling, {}, clients=3)
-    assert not alone.adversary.incomplete_for(alone)
-    assert many.adversary.incomplete_for(many)
+    assert not alone.adversary.arrives(alone).incomplete
+    assert many.adversary.arrives(many).incomplete
 
 
 @pytest.mark.parametrize("spelling", ["lrp", "precode(latent=8)", "data_noise"])
 def test_what_is_drawn_anew_in_every_round_is_fitted_once(spelling: str) -> None:
     alone, more = observe(spelling, {}), observe(spelling, {}, rounds=2)
-    assert not alone.adversary.incomplete_for(alone)
-    assert more.adversary.incomplete_for(more)
+    assert not alone.adversary.arrives(alone).incomplete
+    assert more.adversary.arrives(more).incomplete
 
 
 HORIZONTAL = [name for name in DEFENSES.names() if not horizontal_fault(DEFENSES.build(name))]
@@ -85,4 +85,4 @@ def test_who_does_not_explain_the_truth_says_so(name: str, changes: dict[str, An
         float(relative_residual(adversary, learner, adversary.evidence(seen, i), target.trained_inputs, target.batch.targets, {}))
         for i, learner in enumerate(seen.learners)
     )
-    assert left < 1e-8 or adversary.noise_std(seen) or adversary.incomplete_for(seen)
+    assert left < 1e-8 or adversary.arrives(seen).noise_std or adversary.arrives(seen).incomplete

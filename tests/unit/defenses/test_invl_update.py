@@ -194,16 +194,16 @@ def test_with_public_centres_the_attacker_finds_the_update_exact_outside_the_noi
     assert residual(seen, data) < 1e-5  # what is left of the noise inside the span, at its weight
     wrong = data.replace(inputs=data.inputs.flip(0))
     assert residual(seen, wrong) > 100 * residual(seen, data)
-    assert not seen.adversary.incomplete_for(seen)
-    assert seen.adversary.incomplete_for(seen.replace(public=None))
+    assert not seen.adversary.arrives(seen).incomplete
+    assert seen.adversary.arrives(seen.replace(public=None)).incomplete
 
 
 def test_with_own_centres_the_attacker_guesses_and_says_so() -> None:
     own, data = learner(), batch()
     seen = observe(InvLGNP(delta=1e-4), own, data, None)
     assert isinstance(seen.adversary, SubspaceUpdateAdversary)
-    assert seen.adversary.incomplete and seen.adversary.incomplete_for(seen)
-    assert seen.adversary.exact(seen) == frozenset()
+    assert seen.adversary.arrives(seen).incomplete
+    assert seen.adversary.arrives(seen).exact() == frozenset()
     blind = observe(InvLGNP(delta=1e-4), own, data, None).replace(adversary=InvLGNP(delta=0.0).adversary())
     assert residual(seen, data) < residual(blind, data)
 
@@ -240,7 +240,7 @@ def test_a_model_too_large_for_the_basis_is_compared_plainly_and_flagged(monkeyp
     seen = observe(InvLGNP(centres="public"), own, data, data.inputs)
     monkeypatch.setattr("gradveil.defenses.invl.gnp_adversary.MOST_ENTRIES", 10)
     assert "basis" not in seen.adversary.evidence(seen, 0)
-    assert seen.adversary.incomplete_for(seen)
+    assert seen.adversary.arrives(seen).incomplete
 
 
 def test_an_adapted_model_is_taken_at_the_mean_of_its_noise() -> None:

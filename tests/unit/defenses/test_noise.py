@@ -90,13 +90,13 @@ def test_data_noise_is_clamped_to_the_range_of_inputs(row: dict[str, float]) -> 
 def test_attackers_know_the_noise() -> None:
     scene = Scene.of(GaussianNoise())
     seen = scene.observe(GaussianNoise(std=0.1), 1, scene.batch)
-    assert seen.adversary.noise_std(seen) == pytest.approx(0.1)
-    assert seen.adversary.exact(seen) == frozenset()
+    assert seen.adversary.arrives(seen).noise_std == pytest.approx(0.1)
+    assert seen.adversary.arrives(seen).exact() == frozenset()
     aggregate = seen.replace(threat=ThreatModel(clients=4))
-    assert seen.adversary.noise_std(aggregate) == pytest.approx(0.05)
-    assert LaplaceNoise(scale=0.1).adversary().noise_std(seen) == pytest.approx(0.1 * math.sqrt(2))
-    assert DataNoise(std=0.1).adversary().noise_std(seen) is None
-    assert DataNoise(std=0.1).adversary().exact(seen) == frozenset(seen.update.weights)
+    assert seen.adversary.arrives(aggregate).noise_std == pytest.approx(0.05)
+    assert LaplaceNoise(scale=0.1).adversary().arrives(seen).noise_std == pytest.approx(0.1 * math.sqrt(2))
+    assert DataNoise(std=0.1).adversary().arrives(seen).noise_std is None
+    assert DataNoise(std=0.1).adversary().arrives(seen).exact() == frozenset(seen.update.weights)
 
 
 @pytest.mark.parametrize("defense", [GaussianNoise(std=0), LaplaceNoise(scale=0), DataNoise(std=0)])

@@ -112,7 +112,8 @@ def test_the_attacker_reads_from_the_zeros_where_nothing_was_added() -> None:
     # A clean column of the five rows whose entries all survived looks noisy; then size decides, and it may be left out.
     assert bool((sent[clean & mask] == raw["head.weight"][clean & mask]).all())
     assert float((clean & mask).sum() / (clean & (sent != 0)).sum()) > 0.5
-    assert adversary.incomplete and adversary.exact(observation) == frozenset()
+    told = adversary.arrives(observation)
+    assert told.incomplete and told.exact() == frozenset()
 
 
 def test_what_is_compared_is_clearer_than_what_was_sent() -> None:

@@ -96,11 +96,11 @@ def test_the_attacker_of_an_aggregate_expects_less() -> None:
     defense = PercentileNoise(share=1.0)
     scene = Scene.of(defense)
     seen = scene.observe(defense, 1, scene.batch)
-    alone = seen.adversary.noise_std(seen)
+    alone = seen.adversary.arrives(seen).noise_std
     aggregate = seen.replace(threat=ThreatModel(clients=4))
-    many = seen.adversary.noise_std(aggregate)
+    many = seen.adversary.arrives(aggregate).noise_std
     assert alone is not None and many is not None and many < alone
-    assert seen.adversary.exact(seen) == frozenset()
+    assert seen.adversary.arrives(seen).exact() == frozenset()
     assert PercentileNoise(share=0).adversary() == OpenAdversary()
 
 

@@ -90,7 +90,7 @@ def test_the_attacker_meets_the_truth_exactly_and_knows_what_is_whole() -> None:
 
     assert score(observation.adversary) < 1e-10
     assert score(HighPassAdversary(0.1)) > 1e-3
-    assert HighPassAdversary(0.01).exact(observation) == {"conv.bias", "gain", "head.bias", "unused"}
+    assert HighPassAdversary(0.01).arrives(observation).exact() == {"conv.bias", "gain", "head.bias", "unused"}
 
 
 def test_a_share_of_one_is_refused() -> None:

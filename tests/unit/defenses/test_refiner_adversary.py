@@ -14,6 +14,7 @@ from gradveil.audit.scene import build_subject, load_cell_data
 from gradveil.client.update import run_client
 from gradveil.data import public_images
 from gradveil.defenses import build_defense
+from gradveil.defenses.none import NoDefense
 from gradveil.defenses.refiner.adversary import NOISE, DeblendingAdversary, MixtureAdversary, deblend, noise_of
 from gradveil.defenses.refiner.defense import LAMBDA, Refiner
 from gradveil.learning import Learner, loss_by_name
@@ -89,13 +90,13 @@ def test_deblending_comes_closer_than_the_robust_picture(blend: float) -> None:
 def test_the_attacker_fits_the_settings() -> None:
     assert type(Refiner(blend=0.0, steps=0).adversary()) is OpenAdversary
     free, ball = Refiner(blend=0.3).adversary(), Refiner(epsilon=0.1, scope="layer").adversary()
-    assert free == DeblendingAdversary(0.3, Refiner(blend=0.3)) and free.matches_plainly and not free.replays_raw
-    assert (
-        ball == MixtureAdversary(0.5, 0.1, "layer", False, defense=Refiner(epsilon=0.1, scope="layer"))
-        and not ball.matches_plainly
-        and ball.replays_raw
-    )
-    assert build_defense("refiner(epsilon=0.1) + pruning").adversary().replays_raw
+    assert free == DeblendingAdversary(0.3, Refiner(blend=0.3))
+    assert ball == MixtureAdversary(0.5, 0.1, "layer", False, defense=Refiner(epsilon=0.1, scope="layer"))
+    scene = Scene.of(NoDefense())
+    seen = scene.observe(NoDefense(), 1, scene.batch)
+    assert free.arrives(seen).plain_search and not free.arrives(seen).raw_inputs
+    assert ball.arrives(seen).raw_inputs and not ball.arrives(seen).plain_search
+    assert build_defense("refiner(epsilon=0.1) + pruning").adversary().arrives(seen).raw_inputs
 
 
 @pytest.mark.parametrize("scope", ["global", "layer"])
@@ -149,7 +150,7 @@ def test_several_rounds_are_not_all_known() -> None:
     for defense in (Refiner(), Refiner(epsilon=0.1)):
         observation, _ = observe(defense, learner, batch)
         twice = observation.replace(updates=observation.updates * 2, learners=observation.learners * 2)
-        assert not observation.adversary.incomplete_for(observation) and twice.adversary.incomplete_for(twice)
+        assert not observation.adversary.arrives(observation).incomplete and twice.adversary.arrives(twice).incomplete
 
 
 def test_an_audit_tells_lambda_and_replays_the_raw_data() -> None:
@@ -181,4 +182,4 @@ def test_a_model_of_the_wrong_kind_of_layers_is_still_attacked() -> None:
     observation, _ = observe(Refiner(epsilon=0.05, steps=2), learner, smooth_batch(2, (1, 6, 6)))
     drawn = observation.adversary.variables(observation, torch.Generator().manual_seed(0))
     assert math.isfinite(residual(observation, smooth_batch(2, (1, 6, 6)).inputs, torch.tensor([0, 1]), drawn))
-    assert observation.adversary.exact(observation) == frozenset()
+    assert observation.adversary.arrives(observation).exact() == frozenset()

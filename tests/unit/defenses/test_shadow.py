@@ -354,12 +354,13 @@ def test_the_informed_attacker_takes_noise_off() -> None:
     defense = Shadow(**{**grey(), "foreground": 0.3})
     observation, noisy = observed(defense, given)
     adversary = observation.adversary
-    assert isinstance(adversary, ShadowAdversary) and adversary.matches_plainly and not adversary.incomplete_for(observation)
+    assert isinstance(adversary, ShadowAdversary) and not adversary.arrives(observation).incomplete
+    assert adversary.arrives(observation).plain_search
     cleaned = adversary.finish(Reconstruction(noisy, given.targets, "perfect"), observation).inputs
     before, after = ((each - given.inputs).square().mean() for each in (noisy, cleaned))
     assert float(after) < 0.9 * float(before)
     late = observation.replace(updates=tuple(update.__class__(update.weights, 3, round=7) for update in observation.updates))
-    assert adversary.incomplete_for(late)
+    assert adversary.arrives(late).incomplete
 
 
 def test_the_attacker_subtracts_what_starts_have_in_common() -> None:

@@ -127,11 +127,11 @@ def test_the_attacker_reads_mask_and_label_and_the_rest_is_exact() -> None:
     assert all(evidence[MASK + name].all() for name in observation.update.weights if name != "head.weight")
     comparison = adversary.compare(evidence, adversary.replay(scene.learner, one.inputs, one.targets, {}), {})
     assert max(float(value.abs().max()) for value in comparison.residuals().values() if value.numel()) < 1e-6
-    assert adversary.exact(observation) == frozenset(observation.update.weights) - {"head.weight"}
+    assert adversary.arrives(observation).exact() == frozenset(observation.update.weights) - {"head.weight"}
     assert recover_labels(observation).tolist() == one.targets.tolist()
-    assert not adversary.incomplete_for(observation)
+    assert not adversary.arrives(observation).incomplete
     many = observation.replace(threat=ThreatModel(clients=2))
-    assert adversary.incomplete_for(many)
+    assert adversary.arrives(many).incomplete
 
 
 def test_local_steps_on_minibatches_are_defended() -> None:

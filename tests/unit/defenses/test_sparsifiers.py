@@ -135,7 +135,7 @@ def test_at_the_truth_the_attacker_sees_no_difference(defense: Defense) -> None:
     for name, residual in seen.adversary.compare(evidence, simulated, {}).residuals().items():
         assert torch.allclose(residual, torch.zeros_like(residual), atol=1e-6), name
     whole = {name for name, value in seen.update.weights.items() if bool((value != 0).all())}
-    assert seen.adversary.exact(seen) == whole
+    assert seen.adversary.arrives(seen).exact() == whole
 
 
 @pytest.mark.parametrize(

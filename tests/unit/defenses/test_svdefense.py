@@ -265,7 +265,7 @@ def test_one_example_leaks_its_features_unless_hardened() -> None:
     for defense, exact in ((SVDefense(), True), (SVDefense(hardened=True), False)):
         scene = Scene.of(defense)
         observation = scene.observe(defense, 1, ONE)
-        names = observation.adversary.exact(observation)
+        names = observation.adversary.arrives(observation).exact()
         assert ("head.weight" in names) is exact
         assert {"head.bias", "conv.bias", "gain"} <= names
         features = layer_inputs(observation.update.weights, "head.weight", 1)
@@ -278,9 +278,9 @@ def test_under_secure_aggregation_the_attacker_says_it_is_incomplete() -> None:
     observation = Scene.of(SVDefense()).observe(SVDefense(), 1, draw_batch(1))
     hidden = observation.replace(payloads=())
     adversary = TruncationAdversary()
-    assert adversary.incomplete_for(hidden) and not adversary.incomplete_for(observation)
+    assert adversary.arrives(hidden).incomplete and not adversary.arrives(observation).incomplete
     assert set(adversary.evidence(hidden, 0)) == {f"observed/{name}" for name in observation.update.weights}
-    assert adversary.exact(hidden) == {"conv.bias", "head.bias", "gain", "unused"}
+    assert adversary.arrives(hidden).exact() == {"conv.bias", "head.bias", "gain", "unused"}
 
 
 @pytest.mark.parametrize("least_error", [1e-4, 0.1, 0.5, 2.0])

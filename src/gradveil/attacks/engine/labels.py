@@ -44,7 +44,8 @@ def label_scores(observation: Observation) -> Tensor | None:
         return None
     bias = layer.removesuffix("weight") + "bias"
     if bias in update and observation.examples == 1 and Knowledge.DEFENSE in observation.threat.knows:
-        known = observation.adversary.label_evidence(observation, update[bias], lambda: _mean_prediction(observation))
+        read = observation.adversary.arrives(observation).label_evidence
+        known = None if read is None else read(update[bias], lambda: _mean_prediction(observation))
         if known is not None:
             return known
     told = bias in update and bool((update[bias] < 0).any())

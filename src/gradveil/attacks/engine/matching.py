@@ -13,7 +13,7 @@ from torch import Tensor
 
 from gradveil.adversary import prefixed, with_prefix
 from gradveil.attacks.adaptive import OFFSET, REFRESH_EVERY, STANCES, StraightThrough, adversary_for
-from gradveil.attacks.base import Desk
+from gradveil.attacks.base import AttackContext
 from gradveil.attacks.engine.execution import COARSE_FROM, Execution, choose_execution
 from gradveil.attacks.engine.labels import recover_labels
 from gradveil.attacks.engine.loop import Outcome, Problem, Refresh, optimise
@@ -141,30 +141,35 @@ class _Matching:
         return misfit / (2 * (self.noise_std or 1.0) ** 2 * inputs.numel())
 
 
-def run_recipe(recipe: Recipe, observations: Sequence[Observation], desk: Desk) -> list[Reconstruction]:
+def run_recipe(recipe: Recipe, observations: Sequence[Observation], context: AttackContext) -> list[Reconstruction]:
     """Run one recipe on all observations; they must share learners, threat model and shapes (one cell is one batch)."""
     learner = observations[0].learner
     with matrix_products(learner.device, coarse=learner.parameters >= COARSE_FROM):
-        return _run_recipe(recipe, observations, desk)
+        return _run_recipe(recipe, observations, context)
 
 
-def _run_recipe(recipe: Recipe, observations: Sequence[Observation], desk: Desk) -> list[Reconstruction]:
+def _run_recipe(recipe: Recipe, observations: Sequence[Observation], context: AttackContext) -> list[Reconstruction]:
     first = observations[0]
     adversary = adversary_for(recipe.stance, first)
     smooth = recipe.smooth_relu and bool(recipe.matching) and has_relu(first.learner)
     learners = tuple(smooth_learner(learner) if smooth else learner for learner in first.learners)
     learners = tuple(quicker(learner, first.input_shape) for learner in learners)
-    matching = _Matching(recipe, learners, adversary, adversary.noise_std(first), smooth)
-    steps = desk.steps(recipe.steps)
-    leaves, constants = _stack(recipe, adversary, observations, desk, smooth)
+    matching = _Matching(recipe, learners, adversary, adversary.arrives(first).noise_std, smooth)
+    steps = context.steps(recipe.steps)
+    leaves, constants = _stack(recipe, adversary, observations, context, smooth)
     count = leaves["inputs"].shape[0]
     execution = choose_execution(
-        desk.execution, leaves["inputs"].device, first.learner.parameters, count, first.examples, steps if recipe.matching else 0
+        context.execution,
+        leaves["inputs"].device,
+        first.learner.parameters,
+        count,
+        first.examples,
+        steps if recipe.matching else 0,
     )
     if recipe.statistics and execution.mode == "compiled":
         # The compiler does not follow the hooks that listen to BatchNorm layers.
         execution = dataclasses.replace(execution, mode="batched")
-    refresh = _refresher(matching, adversary, first.learners, desk, steps)
+    refresh = _refresher(matching, adversary, first.learners, context, steps)
     begun = _scheduled(refresh, 0, leaves, constants)
     # Weights of priors are tuned for a unit taken where ReLUs are smoothest, before their sharpness begins to grow.
     begun |= {"sharpness": constants["sharpness"]} if smooth else {}
@@ -177,10 +182,12 @@ def _run_recipe(recipe: Recipe, observations: Sequence[Observation], desk: Desk)
         constants=constants,
         boxed=frozenset({"inputs"}) if recipe.box else frozenset(),
         refresh=refresh,
-        tracks=_tracker(adversary, smooth or recipe.tv_end is not None, steps, desk),
+        tracks=_tracker(adversary, smooth or recipe.tv_end is not None, steps, context),
     )
     floor = float("-inf") if recipe.objective == LIKELIHOOD or not recipe.matching or recipe.relative else 1e-14
-    outcome = optimise(problem, recipe.optimiser, steps, execution, stop_below=floor, progress=desk.progress, watch=desk.watch)
+    outcome = optimise(
+        problem, recipe.optimiser, steps, execution, stop_below=floor, progress=context.progress, watch=context.watch
+    )
     if recipe.matching:
         # Priors and schedules aside: whether the *matching* moved is what tells a working attack from a smoothing filter.
         _, first_loss = _misfits(matching, leaves, _scheduled(refresh, steps - 1, leaves, constants), execution)
@@ -190,7 +197,7 @@ def _run_recipe(recipe: Recipe, observations: Sequence[Observation], desk: Desk)
 
 
 def _stack(
-    recipe: Recipe, adversary: AdversaryModel, observations: Sequence[Observation], desk: Desk, smooth: bool
+    recipe: Recipe, adversary: AdversaryModel, observations: Sequence[Observation], context: AttackContext, smooth: bool
 ) -> tuple[Named, Named]:
     """Draw starts and gather evidence: candidates are ordered target-major, restarts next to each other."""
     rows_leaves, rows_constants = [], []
@@ -203,7 +210,7 @@ def _stack(
                 evidence |= with_prefix(_statistics(observation, round_index), f"{round_index}|{STATISTICS}")
         labels = _labels(recipe, observation)
         for restart in range(recipe.restarts):
-            generator = desk.seed.child(recipe.name, recipe.stance, "restart", restart).generator("start", client=index)
+            generator = context.seed.child(recipe.name, recipe.stance, "restart", restart).generator("start", client=index)
             leaves = {"inputs": _start(recipe.start, (observation.examples, *observation.input_shape), generator).to(reference)}
             if labels is None:
                 logits = torch.randn((observation.examples, observation.classes), generator=generator)
@@ -276,10 +283,10 @@ def _start(kind: str, shape: tuple[int, ...], generator: torch.Generator) -> Ten
 
 
 def _refresher(
-    matching: _Matching, adversary: AdversaryModel, learners: tuple[Learner, ...], desk: Desk, steps: int
+    matching: _Matching, adversary: AdversaryModel, learners: tuple[Learner, ...], context: AttackContext, steps: int
 ) -> Refresh | None:
     """Return the function that renews sharpness and straight-through offsets, or None where nothing changes."""
-    through = adversary if isinstance(adversary, StraightThrough) and desk.simulate is not None else None
+    through = adversary if isinstance(adversary, StraightThrough) and context.simulate is not None else None
     recipe = matching.recipe
     if not matching.smooth and through is None and recipe.tv_end is None:
         return None
@@ -292,23 +299,23 @@ def _refresher(
             share = min(1.0, step / max(1.0, SETTLED * steps))
             renewed["tv"] = torch.full_like(constants["tv"], recipe.tv * (recipe.tv_end / recipe.tv) ** share)
         if through is not None and recipe.matching and (step % REFRESH_EVERY == 0 or step == steps - 1):
-            renewed |= _offsets(through, learners, leaves, constants, desk, step)
+            renewed |= _offsets(through, learners, leaves, constants, context, step)
         return renewed
 
     return refresh
 
 
 def _offsets(
-    through: StraightThrough, learners: tuple[Learner, ...], leaves: Named, constants: Named, desk: Desk, step: int
+    through: StraightThrough, learners: tuple[Learner, ...], leaves: Named, constants: Named, context: AttackContext, step: int
 ) -> Named:
     targets = leaves["label_logits"].softmax(-1) if "label_logits" in leaves else constants["labels"]
-    per_round = through.offsets(learners, leaves["inputs"].clamp(0, 1), targets, desk, step)
+    per_round = through.offsets(learners, leaves["inputs"].clamp(0, 1), targets, context, step)
     return {f"{r}|{OFFSET}{n}": v for r, named in enumerate(per_round) for n, v in named.items()}
 
 
-def _tracker(adversary: AdversaryModel, changing: bool, steps: int, desk: Desk) -> Callable[[int], bool] | None:
+def _tracker(adversary: AdversaryModel, changing: bool, steps: int, context: AttackContext) -> Callable[[int], bool] | None:
     """Losses are comparable only once schedules have settled and, straight-through, where the offset has just been renewed."""
-    through = isinstance(adversary, StraightThrough) and desk.simulate is not None
+    through = isinstance(adversary, StraightThrough) and context.simulate is not None
     if not changing and not through:
         return None
     settled = min(math.ceil(SETTLED * steps), steps - 1) if changing else 0

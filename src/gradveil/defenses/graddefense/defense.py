@@ -13,11 +13,11 @@ import torch
 from torch import Tensor
 
 from gradveil.adversary import OBSERVED, OpenAdversary, prefixed, with_prefix
-from gradveil.defenses.base import DEFENSES, ClientView, Defense, DefenseCard, State
+from gradveil.defenses.base import DEFENSES, ClientView, Defense, DefenseCard, Need, State
 from gradveil.defenses.graddefense.compensation import denoise_update
 from gradveil.defenses.graddefense.sensitivity import cut_slices, layer_sensitivity, root_inputs, slice_of_entries
 from gradveil.learning.learner import Learner
-from gradveil.records import Batch, Comparison, Observation, Update
+from gradveil.records import Batch, Comparison, Observation, Update, WhatArrives
 from gradveil.study.checks import check_number, check_whole
 from gradveil.tensors import Named, check_finite, flatten, unflatten
 
@@ -82,10 +82,15 @@ class GradDefenseAdversary(OpenAdversary):
     noisy: int
     clip: float | None
 
-    @property
-    def incomplete(self) -> bool:
-        """True with clipping: over several steps the clipped slices change the path, and the replay does not clip."""
-        return self.clip is not None
+    def arrives(self, observation: Observation) -> WhatArrives:
+        """Tell the noise of an aggregate; of one client, whose entries are noisy or exact, which tensors are exact.
+
+        Incomplete with clipping: over several steps the clipped slices change the path, and the replay does not clip.
+        """
+        told, clients = super().arrives(observation).replace(incomplete=self.clip is not None), observation.threat.clients
+        if clients == 1:
+            return told.replace(exact=lambda: self._exact(observation))
+        return told.replace(exact=frozenset, noise_std=self.std * math.sqrt(self.noisy / self.slices / clients))
 
     def evidence(self, observation: Observation, round_index: int) -> Named:
         """Return the update and how far each entry is trusted."""
@@ -99,15 +104,8 @@ class GradDefenseAdversary(OpenAdversary):
         trust, seen = prefixed(evidence, TRUST), prefixed(evidence, OBSERVED)
         return Comparison({n: v * trust[n] for n, v in simulated.items()}, {n: v * trust[n] for n, v in seen.items()})
 
-    def noise_std(self, observation: Observation) -> float | None:
-        """Return the noise of an aggregate; None for one client, whose entries are noisy or exact."""
-        clients = observation.threat.clients
-        return self.std * math.sqrt(self.noisy / self.slices / clients) if clients > 1 else None
-
-    def exact(self, observation: Observation) -> frozenset[str]:
+    def _exact(self, observation: Observation) -> frozenset[str]:
         """Return the tensors that lie in slices which noise cannot explain."""
-        if observation.threat.clients > 1:
-            return frozenset()
         seen, cuts = observation.update.weights, self._cuts(observation)
         sure = self._sure(flatten(seen), cuts)
         begin, names = 0, set()
@@ -262,6 +260,10 @@ class GradDefense(Defense):
         share = math.fsum((count / everyone) ** 2 for count in examples)
         std = self.std * math.sqrt(self.noisy / self.slices * share)
         return total.replace(weights=denoise_update(total.weights, std, ASPECT))
+
+    def needs(self) -> frozenset[Need]:
+        """Ask for the loss: slices are cut by how its gradient answers to the input."""
+        return super().needs() | ({"loss"} if not self._off else set())
 
     def adversary(self) -> OpenAdversary:
         """Return the attacker who finds the slices without noise."""

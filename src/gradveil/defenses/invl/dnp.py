@@ -10,13 +10,13 @@ import torch
 from torch import Tensor
 
 from gradveil.adversary import OpenAdversary, prefixed, with_prefix
-from gradveil.defenses.base import DEFENSES, ClientView, Defense, DefenseCard, State
+from gradveil.defenses.base import DEFENSES, ClientView, Defense, DefenseCard, Need, State
 from gradveil.defenses.invl.singular_noise import QUICK, BasisMode, Rule, check_basis, check_share, class_centres, right_bases
 from gradveil.defenses.parts.denoising import denoise_in_subspace
 from gradveil.defenses.parts.strength import noise_std
 from gradveil.errors import UsageError
 from gradveil.learning.learner import Learner
-from gradveil.records import Batch, Observation, Reconstruction
+from gradveil.records import Batch, Observation, Reconstruction, WhatArrives
 from gradveil.study.checks import check_choice, check_flag, check_number, check_whole
 from gradveil.tensors import Named, check_finite
 
@@ -99,10 +99,9 @@ class InvLDNP(Defense):
         """Standard deviation of the noise along each direction."""
         return noise_std(self.delta, self.variance)
 
-    @property
-    def needs_labels(self) -> bool:
-        """A class's mean needs to know who is of that class."""
-        return self.basis == "class"
+    def needs(self) -> frozenset[Need]:
+        """Ask for labels where the basis is a class's: its mean needs to know who is of that class."""
+        return super().needs() | ({"loss"} if self.basis == "class" else set())
 
     def protect_batch(self, batch: Batch, view: ClientView, state: State) -> tuple[Batch, State]:
         """Add the noise once per round."""
@@ -162,9 +161,9 @@ class SubspaceNoiseAdversary(OpenAdversary):
 
     defense: InvLDNP
 
-    def incomplete_for(self, observation: Observation) -> bool:
-        """True over several rounds, each of which draws its own noise."""
-        return len(observation.updates) > 1
+    def arrives(self, observation: Observation) -> WhatArrives:
+        """Say that it is incomplete over several rounds, each of which draws its own noise."""
+        return super().arrives(observation).replace(incomplete=len(observation.updates) > 1)
 
     def finish(self, reconstruction: Reconstruction, observation: Observation) -> Reconstruction:
         """Take the noise off inside the subspace."""

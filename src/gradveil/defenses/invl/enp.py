@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from gradveil.adversary import OBSERVED, OpenAdversary
-from gradveil.defenses.base import DEFENSES, ClientView, Defense, DefenseCard, State
+from gradveil.defenses.base import DEFENSES, ClientView, Defense, DefenseCard, Need, State
 from gradveil.defenses.embedding_noise import EmbeddingAdversary
 from gradveil.defenses.invl.singular_noise import (
     QUICK,
@@ -27,7 +27,7 @@ from gradveil.defenses.parts.strength import noise_std
 from gradveil.errors import UsageError
 from gradveil.learning.embedding import EMBEDDING, EMBEDDING_GRADIENT
 from gradveil.learning.learner import Learner
-from gradveil.records import Comparison, Observation
+from gradveil.records import Comparison, Observation, WhatArrives
 from gradveil.study.checks import check_choice, check_flag, check_number, check_whole
 from gradveil.tensors import Named, check_finite
 
@@ -162,6 +162,12 @@ class InvLENP(Defense):
         """
         return dataclasses.replace(self, spared=0.0, mode="leading", most=min(self.most, QUICK))
 
+    def needs(self) -> frozenset[Need]:
+        """Ask for the inputs behind the embedding, whose Jacobians span the noise, or for the public ones in their place."""
+        if self.std == 0:
+            return super().needs()
+        return super().needs() | ({"batch"} if self.basis == "record" else {"public"})
+
     def adversary(self) -> OpenAdversary:
         """Return the attacker who compares where there is no noise."""
         return SubspaceEmbeddingAdversary(self) if self.std else OpenAdversary()
@@ -186,14 +192,10 @@ class SubspaceEmbeddingAdversary(EmbeddingAdversary):
 
     defense: InvLENP
 
-    @property
-    def incomplete(self) -> bool:
-        """True where every record has a basis of its own."""
-        return self.defense.basis == "record"
-
-    def incomplete_for(self, observation: Observation) -> bool:
-        """True also without public inputs, and where the gradient is seen as well."""
-        return self.incomplete or observation.public is None or EMBEDDING_GRADIENT in observation.update.weights
+    def arrives(self, observation: Observation) -> WhatArrives:
+        """Say that it is incomplete where a record has a basis of its own, nobody has public inputs, or a gradient is seen."""
+        guessed = self.defense.basis == "record" or observation.public is None
+        return super().arrives(observation).replace(incomplete=guessed or EMBEDDING_GRADIENT in observation.update.weights)
 
     def evidence(self, observation: Observation, round_index: int) -> Named:
         """Return the embedding, the span of the noise, and each record's weight inside it."""

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from gradveil.adversary import OpenAdversary, prefixed, with_prefix
-from gradveil.defenses.base import DEFENSES, ClientView, Defense, DefenseCard, State
+from gradveil.defenses.base import DEFENSES, ClientView, Defense, DefenseCard, Need, State
 from gradveil.defenses.invl.gnp_adversary import SubspaceUpdateAdversary
 from gradveil.defenses.invl.singular_noise import (
     QUICK,
@@ -168,6 +168,13 @@ class InvLGNP(Defense):
         The range proper begins after hundreds of them; sparing its share would leave nothing for the noise.
         """
         return dataclasses.replace(self, spared=0.0, mode="leading", most=min(self.most, QUICK))
+
+    def needs(self) -> frozenset[Need]:
+        """Ask for the records behind the class centres and the loss of the Jacobian; for public inputs where they are centres."""
+        if self.std == 0:
+            return super().needs()
+        own: set[Need] = {"batch", "loss", "public"} if self.centres == "public" else {"batch", "loss"}
+        return super().needs() | own
 
     def adversary(self) -> OpenAdversary:
         """Return the attacker who compares where there is no noise."""

@@ -10,7 +10,7 @@ from torch import Tensor
 from gradveil.adversary import OBSERVED, OpenAdversary, prefixed
 from gradveil.defenses.invl.singular_noise import RecentBases, average_jacobian, left_basis, noise_range, public_centres
 from gradveil.learning.learner import Learner
-from gradveil.records import Comparison, Observation
+from gradveil.records import Comparison, Observation, WhatArrives
 from gradveil.tensors import Named, flatten, unflatten
 
 __all__ = ["SubspaceUpdateAdversary"]
@@ -57,16 +57,14 @@ class SubspaceUpdateAdversary(OpenAdversary):
     most: int
     shared: bool
 
-    @property
-    def incomplete(self) -> bool:
-        """True where the client's centres are its own."""
-        return not self.shared
+    def arrives(self, observation: Observation) -> WhatArrives:
+        """Say that nothing is exact: the noise spreads over all tensors.
 
-    def incomplete_for(self, observation: Observation) -> bool:
-        """True also for rounds and aggregates, and where U is too large to form."""
+        Incomplete where the client's centres are its own, for rounds and aggregates, and where U is too large to form.
+        """
         many = len(observation.updates) > 1 or observation.threat.clients > 1
-        unknown = self.shared and observation.public is None
-        return not self.shared or many or unknown or not self._fits(observation)
+        guessed = not self.shared or observation.public is None
+        return super().arrives(observation).replace(exact=frozenset, incomplete=guessed or many or not self._fits(observation))
 
     def _fits(self, observation: Observation) -> bool:
         inputs = torch.Size(observation.input_shape).numel()
@@ -106,7 +104,3 @@ class SubspaceUpdateAdversary(OpenAdversary):
             return unflatten(flat - (1 - trust) * (basis.T @ (basis @ flat)), named)
 
         return Comparison(cleared(simulated), cleared(observed))
-
-    def exact(self, observation: Observation) -> frozenset[str]:
-        """Return no names: the noise spreads over all tensors."""
-        return frozenset()

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from gradveil.adversary import MASK, OBSERVED, OpenAdversary, prefixed, with_prefix
 from gradveil.defenses.base import ClientView, Defense
 from gradveil.learning.learner import Learner
-from gradveil.records import Comparison, ModelSpec, Observation, Payload, Update
+from gradveil.records import Comparison, ModelSpec, Observation, Payload, Update, WhatArrives
 from gradveil.tensors import Named, scale
 from gradveil.wire.sparse import SPARSE, decode_sparse, encode_sparse
 
@@ -26,9 +26,20 @@ class ZeroedEntriesAdversary(OpenAdversary):
 
     factor: float = 1.0
 
-    def incomplete_for(self, observation: Observation) -> bool:
-        """True for an aggregate: an entry that only some clients sent is not their mean, and nobody sees which."""
-        return observation.threat.clients > 1
+    def arrives(self, observation: Observation) -> WhatArrives:
+        """Say that the tensors without a single zero are exact.
+
+        Incomplete for an aggregate: an entry that only some clients sent is not their mean, and nobody sees which.
+        """
+        weights = observation.update.weights
+        return (
+            super()
+            .arrives(observation)
+            .replace(
+                exact=lambda: frozenset(name for name, value in weights.items() if bool((value != 0).all())),
+                incomplete=observation.threat.clients > 1,
+            )
+        )
 
     def evidence(self, observation: Observation, round_index: int) -> Named:
         """Return the update and the mask of its entries that are not zero."""
@@ -43,10 +54,6 @@ class ZeroedEntriesAdversary(OpenAdversary):
         """Compare where something was seen."""
         mask = prefixed(evidence, MASK)
         return Comparison({name: value * mask[name] for name, value in simulated.items()}, prefixed(evidence, OBSERVED))
-
-    def exact(self, observation: Observation) -> frozenset[str]:
-        """Return the tensors without a single zero."""
-        return frozenset(name for name, value in observation.update.weights.items() if bool((value != 0).all()))
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -14,7 +14,7 @@ from gradveil.defenses.parts.denoising import denoise_images
 from gradveil.defenses.refiner.refinement import Scope, project_on_ball
 from gradveil.defenses.refiner.restorer import restorer_for
 from gradveil.learning.learner import GradientHook, Learner
-from gradveil.records import Observation, Reconstruction
+from gradveil.records import Observation, Reconstruction, WhatArrives
 from gradveil.tensors import Named
 
 __all__ = ["DeblendingAdversary", "MixtureAdversary", "deblend", "noise_of"]
@@ -73,9 +73,9 @@ class DeblendingAdversary(OpenAdversary):
     blend: float
     defense: Defense | None = None
 
-    def incomplete_for(self, observation: Observation) -> bool:
-        """True over several rounds, each of which has robust data of its own."""
-        return len(observation.updates) > 1
+    def arrives(self, observation: Observation) -> WhatArrives:
+        """Say that it is incomplete over several rounds, each of which has robust data of its own."""
+        return super().arrives(observation).replace(incomplete=len(observation.updates) > 1)
 
     def finish(self, reconstruction: Reconstruction, observation: Observation) -> Reconstruction:
         """Filter, or de-blend and denoise."""
@@ -110,14 +110,13 @@ class MixtureAdversary(OpenAdversary):
     prior: float = 1e-4
     defense: Defense | None = None
 
-    @property
-    def replays_raw(self) -> bool:
-        """True: the dummies are the data before the defense."""
-        return True
+    def arrives(self, observation: Observation) -> WhatArrives:
+        """Say that the dummies are the data before the defense, and nothing exact: a mixture is the gradient of no input.
 
-    def incomplete_for(self, observation: Observation) -> bool:
-        """True over several rounds: what is fitted is shared by them, what the client drew is not."""
-        return len(observation.updates) > 1
+        Incomplete over several rounds: what is fitted is shared by them, what the client drew is not.
+        """
+        several = len(observation.updates) > 1
+        return super().arrives(observation).replace(exact=frozenset, raw_inputs=True, incomplete=several)
 
     def variables(self, observation: Observation, generator: torch.Generator) -> Named:
         """Return v of all clients (clients, B, ...): grey, with a trace of noise to break symmetries."""
@@ -146,10 +145,6 @@ class MixtureAdversary(OpenAdversary):
     def penalty(self, variables: Named) -> Tensor:
         """Return the negative log-prior of v per number, by its weight."""
         return self.prior * 0.5 * ((variables[NOISE] - 0.5) / UNIFORM_STD).square().mean()
-
-    def exact(self, observation: Observation) -> frozenset[str]:
-        """Return nothing: a mixture of two gradients is the gradient of no input."""
-        return frozenset()
 
     def finish(self, reconstruction: Reconstruction, observation: Observation) -> Reconstruction:
         """Take the raw estimate where mostly the raw gradient was sent, the restored robust one where it was not."""

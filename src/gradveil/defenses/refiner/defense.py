@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from gradveil.adversary import OpenAdversary, prefixed, with_prefix
-from gradveil.defenses.base import DEFENSES, MEASURED, ClientView, Defense, DefenseCard, State
+from gradveil.defenses.base import DEFENSES, MEASURED, ClientView, Defense, DefenseCard, Need, State
 from gradveil.defenses.refiner.adversary import DeblendingAdversary, MixtureAdversary
 from gradveil.defenses.refiner.refinement import Optimiser, Refinement, Scope, Terms, project_on_ball
 from gradveil.errors import DefenseOrder, ReplaceLayer, UsageError
@@ -185,6 +185,10 @@ class Refiner(Defense):
         before = float(state[LAMBDA]) * view.step  # a mean over the steps so far
         told = torch.tensor((before + float(shares.mean())) / (view.step + 1), dtype=torch.float64)
         return projected, {**(_without_secrets(state) if last else state), LAMBDA: told}
+
+    def needs(self) -> frozenset[Need]:
+        """Ask for the loss: robust data must train the model as the raw data do."""
+        return super().needs() | ({"loss"} if not self._idle else set())
 
     def adversary(self) -> OpenAdversary:
         """Return the attacker who restores robust data or, where the ball is used, fits raw and robust data together."""

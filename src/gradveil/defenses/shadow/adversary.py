@@ -15,7 +15,7 @@ from gradveil.defenses.shadow.noise import amplitude, foreground_weight, reduce_
 from gradveil.defenses.shadow.restorer import LEAST, Restorer, fit_restorer
 from gradveil.learning.learner import Learner
 from gradveil.randomness import Seed
-from gradveil.records import Batch, Observation, Reconstruction
+from gradveil.records import Batch, Observation, Reconstruction, WhatArrives
 
 __all__ = ["ShadowAdversary", "common_share", "public_pairs"]
 
@@ -113,9 +113,10 @@ class ShadowAdversary(OpenAdversary):
     iterations: int = 2
     starts: int = 3
 
-    def incomplete_for(self, observation: Observation) -> bool:
-        """True for later rounds: maps are then a mean over rounds."""
-        return len(observation.updates) > 1 or any(update.round > 0 for update in observation.updates)
+    def arrives(self, observation: Observation) -> WhatArrives:
+        """Say that it is incomplete for later rounds: maps are then a mean over rounds."""
+        later = len(observation.updates) > 1 or any(update.round > 0 for update in observation.updates)
+        return super().arrives(observation).replace(incomplete=later)
 
     def finish(self, reconstruction: Reconstruction, observation: Observation) -> Reconstruction:
         """Filter the noise off with what public pictures taught, or subtract what the client would have added to what is left."""

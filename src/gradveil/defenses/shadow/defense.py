@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
 
 from gradveil.adversary import OpenAdversary
-from gradveil.defenses.base import DEFENSES, ClientView, Defense, DefenseCard, State
+from gradveil.defenses.base import DEFENSES, ClientView, Defense, DefenseCard, Need, State
 from gradveil.defenses.shadow.fit import Terms, choose_generator, fine_tune, fit_codes, generator_on, imagine, observe, styles_of
 from gradveil.defenses.shadow.memory import Memory, record_keys
 from gradveil.defenses.shadow.noise import (
@@ -107,7 +107,6 @@ class Shadow(Defense):
         layer: Where Grad-CAM++ reads the model; ``auto`` is its last layer of feature maps.
     """
 
-    needs_training_loss: ClassVar[bool] = True
     strength: float = 0.19
     schedule: Literal["increase", "fix", "decrease"] = "increase"
     rounds: int = 100
@@ -247,6 +246,10 @@ class Shadow(Defense):
         """Return the same with few steps per latent code and one of fine-tuning."""
         codes, fits = min(self.latent_steps, QUICK_CODES), min(self.fit_steps, QUICK_FITS)
         return dataclasses.replace(self, latent_steps=codes, fit_steps=fits)
+
+    def needs(self) -> frozenset[Need]:
+        """Ask for the loss: the shadow is fitted to the label as the model sees it."""
+        return super().needs() | ({"loss"} if self.strength else set())
 
     def adversary(self) -> OpenAdversary:
         """Return the attacker who makes noise by the same recipe and takes it off."""

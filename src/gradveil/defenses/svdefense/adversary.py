@@ -12,7 +12,7 @@ from torch import Tensor
 from gradveil.adversary import OBSERVED, OpenAdversary, prefixed, with_prefix
 from gradveil.defenses.svdefense.tilt import EXACT_ENTROPY, LEFT_SHARE, left_is_known
 from gradveil.defenses.svdefense.truncation import ChannelWeights
-from gradveil.records import Comparison, Observation, Payload
+from gradveil.records import Comparison, Observation, Payload, WhatArrives
 from gradveil.tensors import Named, norm
 from gradveil.wire.factors import entropies_of, factors_of, matrix_shape
 
@@ -58,11 +58,10 @@ class TruncationAdversary(OpenAdversary):
     The feature behind the last layer is still read off its noisy gradient by feature inversion: nothing about that attack asks
     for exactness.
 
-    What arrives of a ReLU convolution is mostly the mean direction of its inputs, which hardly differs between pictures: on a
-    narrow untrained ResNet-18 the cosine of noise and truth was 0.994. Under one cosine the quiet exact tensors, BatchNorm's
-    foremost, are drowned; a recipe that weighs tensors alike (``relative_l2``) and stays smooth finds more: 20 of 24 pictures on
-    a ResNet-18, where one cosine finds 14. `drowns` asks for it. It also cancels the weights of exactness above, so it is no
-    recipe for the hardened defense; and on a LeNet, which has no norms, it finds less than the others.
+    What arrives of a ReLU convolution is mostly the mean direction of its inputs, which hardly differs between pictures. Under
+    one cosine the quiet exact tensors, BatchNorm's foremost, are drowned; a recipe that weighs tensors alike (``relative_l2``)
+    and stays smooth finds more, and `arrives` asks for it by ``equal_weights``. It also cancels the weights of exactness above,
+    so it is no recipe for the hardened defense; and on a LeNet, which has no norms, it finds less than the others.
 
     Under secure aggregation nobody sees factors; then this attacker compares as one who ignores the truncation and says that
     it is incomplete. The generic straight-through attacker covers that case.
@@ -77,15 +76,21 @@ class TruncationAdversary(OpenAdversary):
     weights: ChannelWeights = "squared"
     least_error: float = 0.0
 
-    def incomplete_for(self, observation: Observation) -> bool:
-        """Tell whether the factors were hidden by a secure aggregate."""
-        return not observation.payloads
+    def arrives(self, observation: Observation) -> WhatArrives:
+        """Say what is exact, that it is incomplete where a secure aggregate hides the factors, and how a search should weigh.
 
-    def drowns(self, observation: Observation) -> bool:
-        """Tell whether weights of norms arrive, exactly, beside truncated matrices: vectors that are no biases."""
-        if self.least_error or not observation.payloads:
-            return False
-        return any(value.dim() == 1 and not name.endswith("bias") for name, value in observation.update.weights.items())
+        Tensors should weigh alike where weights of norms arrive, exactly, beside truncated matrices: vectors that are no biases.
+        """
+        norms = [n for n, v in observation.update.weights.items() if v.dim() == 1 and not n.endswith("bias")]
+        return (
+            super()
+            .arrives(observation)
+            .replace(
+                exact=lambda: self._exact(observation),
+                incomplete=not observation.payloads,
+                equal_weights=bool(norms) and not self.least_error and bool(observation.payloads),
+            )
+        )
 
     def evidence(self, observation: Observation, round_index: int) -> Named:
         """Return the update and, per matrix, kept directions padded to full rank, what W does to them, norms and trust."""
@@ -158,7 +163,7 @@ class TruncationAdversary(OpenAdversary):
             return (matrix.square().sum(1) + 1e-12 * told.amax().square() + _TINY).sqrt()
         return matrix.abs().sum(1) / math.sqrt(matrix.shape[1])
 
-    def exact(self, observation: Observation) -> frozenset[str]:
+    def _exact(self, observation: Observation) -> frozenset[str]:
         """Return the tensors that are not truncated and, unhardened, those of rank one or full rank."""
         weights = observation.update.weights
         names = {name for name, value in weights.items() if matrix_shape(tuple(value.shape)) is None}
