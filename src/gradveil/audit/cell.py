@@ -16,15 +16,16 @@ import torch
 from gradveil.attacks import Attack, AttackContext, Ensemble, Referee, informed_twins, launch, line_up, resolve
 from gradveil.audit.certified import certify, guarantee_of
 from gradveil.audit.judge import Scored, best_by_truth, null_rows, per_recipe, score, select
+from gradveil.audit.materials import Materials
 from gradveil.audit.regions import region_of_cell
 from gradveil.audit.risks import CellRisk, risk_of_cell
-from gradveil.audit.scene import Subject, build_subject, load_cell_data
+from gradveil.audit.scene import Subject, build_subject
 from gradveil.audit.threat import threat_of
 from gradveil.audit.trust import LARGE_REGRET_DB, Evidence, run_checks
 from gradveil.client.send import send
 from gradveil.client.timing import measure_latency_of
 from gradveil.data import Dataset
-from gradveil.defenses import Defense, build_defense, parts_of
+from gradveil.defenses import Defense, parts_of
 from gradveil.errors import UsageError
 from gradveil.metrics import median, wilson
 from gradveil.randomness import Seed
@@ -51,6 +52,7 @@ def run_cell(
     cell: Cell,
     dataset: Dataset | None = None,
     *,
+    materials: Materials | None = None,
     key: str = "",
     report: Callable[[int, int], None] | None = None,
     work: Path | None = None,
@@ -59,15 +61,17 @@ def run_cell(
 
     Args:
         cell: The settings.
-        dataset: Its data, where it is already loaded.
+        dataset: Its data, where it is not what the cell names.
+        materials: What the run has read and built so far.
         key: Under which the result is kept.
         report: Told ``(steps done, steps planned)``, in candidate-steps, as the attack goes on.
         work: Where attackers' finds are kept until the cell is done, so that a killed run need not repeat them.
     """
     started = time.perf_counter()
-    dataset = dataset or load_cell_data(cell)
+    materials = materials or Materials()
+    dataset = dataset or materials.dataset(cell)
     ensemble = resolve(cell.ensemble, threat_of(cell).sees)
-    subject = build_subject(cell, dataset, ensemble.rehearsals)
+    subject = build_subject(cell, dataset, ensemble.rehearsals, materials)
     counter = _Counter(report)
     context = subject.context(STEP_LIMIT, counter)
     everyone = [t.observation for t in (*subject.targets, *subject.rehearsals)]
@@ -282,7 +286,7 @@ def _latency(subject: Subject) -> dict[str, float]:
     """Time one client's update with and without the defense."""
     batch, size, device = subject.targets[0].batch, subject.cell.batch_size, subject.cell.device
     small = type(batch)(batch.inputs[:size].to(device), batch.targets[:size].to(device))
-    plain = build_defense("none")
+    plain = subject.materials.defense("none")
 
     def work(defense: Defense) -> Callable[[], object]:
         return lambda: send(subject.learner, small, defense, Seed(0), public=subject.public)

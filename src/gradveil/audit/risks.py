@@ -20,7 +20,6 @@ from numpy.typing import NDArray
 from scipy import stats
 
 from gradveil.audit.scene import Subject, build_learner
-from gradveil.defenses import build_defense
 from gradveil.errors import GradveilError
 from gradveil.learning import Learner
 from gradveil.randomness import Seed
@@ -169,8 +168,8 @@ def _together(cell: Cell) -> str:
 
 
 def _assess(cell: Cell, subject: Subject, alpha: float) -> Assessment:
-    defense = build_defense(cell.defense)
-    learner = build_learner(cell, subject.dataset, defense)
+    defense = subject.materials.defense(cell.defense)
+    learner = build_learner(cell, subject.dataset, defense, subject.materials)
     batch = Batch(subject.own.inputs[list(subject.indices)], subject.dataset.targets[list(subject.indices)])
     if len(_known) >= MOST_KNOWN:
         _known.clear()

@@ -13,15 +13,15 @@ import torch
 from torch import Tensor
 
 from gradveil.attacks.base import AttackContext
+from gradveil.audit.materials import Materials
 from gradveil.audit.party import build_party, own_data, own_part
 from gradveil.audit.threat import threat_of
 from gradveil.client.send import send
 from gradveil.data import Dataset, foreground, load_source, public_images
-from gradveil.defenses import Defense, build_defense, parts_of
+from gradveil.defenses import Defense, parts_of
 from gradveil.defenses.base import MEASURED
 from gradveil.errors import UsageError
 from gradveil.learning import Learner, loss_by_name
-from gradveil.models import build_model
 from gradveil.models.batch_norm import batch_norm_layers
 from gradveil.randomness import Seed
 from gradveil.records import Batch, Knowledge, Observation, Payload, ThreatModel, Update
@@ -71,6 +71,7 @@ class Subject:
         positions: For every attacked record, its row in ``candidates``.
         indices: For every attacked record, its row in the dataset.
         public: (P, ...) public inputs every client has, and the attacker too; others than those it rehearses on.
+        materials: What the run has read and built so far.
     """
 
     cell: Cell
@@ -85,6 +86,7 @@ class Subject:
     positions: tuple[int, ...]
     indices: tuple[int, ...]
     public: Tensor
+    materials: Materials = field(default_factory=Materials)
 
     def context(self, budget: int, progress: Callable[[int], None] | None = None) -> AttackContext:
         """Return the attacker's context, with the defended client's code on the attacker's own data."""
@@ -123,7 +125,7 @@ def check_masks(dataset: Dataset, known: bool) -> None:
         )
 
 
-def build_learner(cell: Cell, dataset: Dataset, defense: Defense) -> Learner:
+def build_learner(cell: Cell, dataset: Dataset, defense: Defense, materials: Materials | None = None) -> Learner:
     """Build the global model in its training state, as the defense adapts it, with the cell's local training.
 
     Of a model that is cut, the bottom model of the attacked party.
@@ -131,7 +133,7 @@ def build_learner(cell: Cell, dataset: Dataset, defense: Defense) -> Learner:
     if cell.cut:
         return build_party(cell, dataset, defense, lambda joined: _train(joined, dataset, cell))
     seed = Seed(cell.seed).child("model")
-    model = build_model(
+    model = (materials or Materials()).model(
         cell.model,
         input_shape=dataset.input_shape,
         classes=dataset.classes,
@@ -174,11 +176,12 @@ def _train(learner: Learner, dataset: Dataset, cell: Cell) -> Learner:
     return learner.replace(weights={n: w.detach() for n, w in weights.items()})
 
 
-def build_subject(cell: Cell, dataset: Dataset, rehearsals: int) -> Subject:
+def build_subject(cell: Cell, dataset: Dataset, rehearsals: int, materials: Materials | None = None) -> Subject:
     """Let the clients of a cell send their updates, and the attacker rehearse on public inputs."""
     check_masks(dataset, cell.known_labels)
-    defense = build_defense(cell.defense)
-    learner, own = build_learner(cell, dataset, defense), own_data(cell, dataset)
+    materials = materials or Materials()
+    defense = materials.defense(cell.defense)
+    learner, own = build_learner(cell, dataset, defense, materials), own_data(cell, dataset)
     size = cell.batch_size * cell.clients
     wanted = cell.targets * size
     if wanted > len(dataset):
@@ -206,6 +209,7 @@ def build_subject(cell: Cell, dataset: Dataset, rehearsals: int) -> Subject:
         positions=tuple(range(wanted)),
         indices=tuple(chosen),
         public=public,
+        materials=materials,
     )
 
 

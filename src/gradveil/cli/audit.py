@@ -95,16 +95,18 @@ def _command() -> str:
 
 
 def _run(plan: Plan, folder: Path, workers: int | None, quiet: bool) -> AuditResult:
+    from gradveil.audit.materials import Materials
     from gradveil.cli.progress import show_progress
     from gradveil.run.grid import check_inputs
     from gradveil.run.pool import run_audit
 
-    check_inputs(plan)
+    materials = Materials()
+    check_inputs(plan, materials)
     if not quiet:
         _warn_of_few_records(plan)
         note(f"seed {plan.seed} · results go to {folder}")
     with show_progress(quiet=quiet) as on_progress:
-        return run_audit(plan, folder, command=_command(), workers=workers, on_progress=on_progress)
+        return run_audit(plan, folder, command=_command(), workers=workers, on_progress=on_progress, materials=materials)
 
 
 def _run_captured(plan: Plan, update: Path, folder: Path, as_json: bool) -> None:

@@ -7,12 +7,12 @@ from typing import Any
 
 import gradveil
 from gradveil.attacks import resolve
+from gradveil.audit.materials import Materials
 from gradveil.audit.threat import threat_of
 from gradveil.data import DATASETS
-from gradveil.defenses import build_defense, parts_of
+from gradveil.defenses import parts_of
 from gradveil.metrics import METRICS
 from gradveil.provenance import provenance
-from gradveil.run.grid import cells_of
 from gradveil.study.cell import Cell
 from gradveil.study.plan import Plan
 
@@ -28,14 +28,17 @@ NOT_TESTED = (
 )
 
 
-def describe_run(plan: Plan, keys: list[str], command: str) -> dict[str, Any]:
+def describe_run(plan: Plan, cells: Sequence[Cell], keys: list[str], command: str, materials: Materials) -> dict[str, Any]:
     """Return run.json of docs/results-format.md for a plan."""
-    return describe_cells(cells_of(plan), keys, command, plan.title) | {"plan": plan.as_dict()}
+    return describe_cells(cells, keys, command, plan.title, materials) | {"plan": plan.as_dict()}
 
 
-def describe_cells(cells: Sequence[Cell], keys: list[str], command: str, title: str) -> dict[str, Any]:
+def describe_cells(
+    cells: Sequence[Cell], keys: list[str], command: str, title: str, materials: Materials | None = None
+) -> dict[str, Any]:
     """Return run.json for a list of cells."""
-    parts = {part.card.name: part.card for cell in cells for part in parts_of(build_defense(cell.defense))}
+    materials = materials or Materials()
+    parts = {part.card.name: part.card for cell in cells for part in parts_of(materials.defense(cell.defense))}
     attacks = {m.attack.card.name: m.attack.card for cell in cells for m in resolve(cell.ensemble, threat_of(cell).sees).members}
     return {
         "format": "gradveil-run-1",

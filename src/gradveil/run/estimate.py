@@ -20,8 +20,9 @@ from torch import Tensor
 
 from gradveil.attacks.engine.execution import Execution, choose_execution
 from gradveil.attacks.ensembles import line_up, resolve
+from gradveil.audit.materials import Materials
 from gradveil.audit.party import own_data
-from gradveil.audit.scene import Subject, build_learner, build_subject, load_cell_data
+from gradveil.audit.scene import Subject, build_learner, build_subject
 from gradveil.audit.threat import threat_of
 from gradveil.client.send import send
 from gradveil.client.timing import best_seconds, run_seconds
@@ -199,17 +200,14 @@ def _vertical_seconds(training: Training) -> float:
 
 
 def _rows(cells: list[Cell]) -> list[CellEstimate]:
-    data: dict[tuple[str, str, str, str], Dataset] = {}
+    materials = Materials()
     speeds: dict[Cell, _Speed] = {}
     rows = []
     for cell in cells:
-        source = (cell.data, cell.labels, cell.scale, cell.read)
-        if source not in data:
-            data[source] = load_cell_data(cell)
         bare = cell.replace(defense="none", ensemble="quick", state=_untrained(cell))
         if bare not in speeds:
-            speeds[bare] = _measure(bare, data[source])
-        rows.append(_row(cell, data[source], speeds[bare]))
+            speeds[bare] = _measure(bare, materials.dataset(cell))
+        rows.append(_row(cell, materials.dataset(cell), speeds[bare]))
     return rows
 
 

@@ -10,11 +10,12 @@ from pathlib import Path
 from typing import Any
 
 from gradveil.attacks.ensembles import resolve
+from gradveil.audit.materials import Materials
 from gradveil.audit.scene import check_masks
-from gradveil.data import DATASETS, DIVISIONS, PARTITIONS, load_source
+from gradveil.data import DATASETS, DIVISIONS, PARTITIONS
 from gradveil.errors import UsageError, suggest
 from gradveil.learning.losses import loss_by_name
-from gradveil.models import MODELS, build_model
+from gradveil.models import MODELS
 from gradveil.randomness import Seed
 from gradveil.registry import parse_call
 from gradveil.run.ladders import expand_defense, look_up
@@ -24,7 +25,7 @@ from gradveil.study.cell import HORIZONTAL, Cell
 from gradveil.study.checks import check_number
 from gradveil.study.limits import parse_limit
 from gradveil.study.plan import Plan
-from gradveil.study.settings import DEFAULT_DEFENSES
+from gradveil.study.settings import DEFAULT_DEFENSES, DataSource
 from gradveil.study.training import Training
 from gradveil.tensors import find_device
 
@@ -34,19 +35,18 @@ STATES = ("untrained", "given", "trained")
 TRAINED_SETTINGS = ("steps", "learning_rate", "batch")
 
 
-def defenses_of(plan: Plan) -> list[str]:
+def defenses_of(plan: Plan, materials: Materials | None = None) -> list[str]:
     """Return all defenses with ladders expanded, in one spelling each."""
-    return list(dict.fromkeys(spelling for text in plan.defense for spelling in expand_defense(text)))
+    return list(dict.fromkeys(spelling for text in plan.defense for spelling in expand_defense(text, materials)))
 
 
-def check_plan(plan: Plan) -> None:
-    """Look up every name, without loading data or building models.
+def check_plan(plan: Plan, materials: Materials | None = None) -> list[str]:
+    """Look up every name, without loading data or building models, and return the spellings of all defenses.
 
     Raises:
         UsageError: With the nearest right name.
     """
-    for defense in plan.defense:
-        expand_defense(defense)
+    defenses = defenses_of(plan, materials)
     for model in plan.model:
         name, _ = parse_call(model)
         if ":" not in name:
@@ -58,9 +58,10 @@ def check_plan(plan: Plan) -> None:
     _check_files(plan)
     if plan.bn_statistics and plan.batch_norm != "train":
         raise UsageError("bn_statistics: with batch_norm = 'eval' statistics stay as they are; set batch_norm = 'train'")
-    _check_limits(plan)
+    _check_limits(plan, defenses)
     _check_utility(plan)
     find_device(plan.device)
+    return defenses
 
 
 def _check_files(plan: Plan) -> None:
@@ -74,8 +75,7 @@ def _check_files(plan: Plan) -> None:
                 raise UsageError(f"there is no {kind} file {file!r}")
 
 
-def _check_limits(plan: Plan) -> None:
-    defenses = defenses_of(plan) if plan.fail_if else []
+def _check_limits(plan: Plan, defenses: list[str]) -> None:
     for text in plan.fail_if:
         limit = parse_limit(text)
         if limit.metric == "invre" and plan.risk == "off":
@@ -90,16 +90,20 @@ def _check_utility(plan: Plan) -> None:
         Training.of(plan.utility, data=plan.data[0], model=plan.model[0])
 
 
-def check_inputs(plan: Plan) -> None:
+def check_inputs(plan: Plan, materials: Materials | None = None) -> list[Cell]:
     """Load all data and build all models once, so that the last cell cannot fail for what could be seen before the first.
+
+    Returns:
+        The cells of the plan.
 
     Raises:
         UsageError: One sentence about shapes, values, weights or too few records.
     """
-    check_plan(plan)
+    materials = materials or Materials()
+    cells = cells_of(plan, materials)
     seed = Seed(plan.seed).child("model")
     for source, labels in sources_of(plan):
-        data = load_source(Cell(data=source, labels=labels, scale=plan.scale, read=plan.read))
+        data = materials.dataset(DataSource(data=source, labels=labels, scale=plan.scale, read=plan.read))
         units = [size * clients for size in plan.batch_size for clients in plan.clients]
         wanted = max(-(-plan.records // unit) * unit for unit in units)
         if wanted > len(data):
@@ -108,10 +112,11 @@ def check_inputs(plan: Plan) -> None:
         check_masks(data, plan.known_labels)
         shapes: dict[str, Any] = {"input_shape": data.input_shape, "classes": data.classes, "dense": data.dense}
         for model, weights, _ in _models(plan):
-            build_model(model, seed=seed, weights=weights or None, **shapes)
-    check_cuts(cells_of(plan))
+            materials.model(model, seed=seed, weights=weights or None, **shapes)
+    check_cuts(cells, materials)
     if plan.utility is not None:
-        check_trainings(cells_of(plan), plan.utility)
+        check_trainings(cells, plan.utility)
+    return cells
 
 
 def sources_of(plan: Plan) -> list[tuple[str, str]]:
@@ -131,9 +136,10 @@ def _models(plan: Plan) -> list[tuple[str, str, str]]:
     return points
 
 
-def cells_of(plan: Plan) -> list[Cell]:
+def cells_of(plan: Plan, materials: Materials | None = None) -> list[Cell]:
     """Return every point of the grid, defenses of one setting next to each other; all names are looked up first."""
-    check_plan(plan)
+    materials = materials or Materials()
+    defenses = check_plan(plan, materials)
     grid = itertools.product(
         sources_of(plan),
         _models(plan),
@@ -143,7 +149,7 @@ def cells_of(plan: Plan) -> list[Cell]:
         plan.rounds,
         plan.cut or (HORIZONTAL,),
         plan.ensemble,
-        defenses_of(plan),
+        defenses,
     )
     common: dict[str, Any] = {
         "scale": plan.scale,
@@ -180,7 +186,7 @@ def cells_of(plan: Plan) -> list[Cell]:
         )
         for (source, labels), (model, weights, state), size, steps, clients, rounds, cut, ensemble, defense in grid
     ]
-    fitting = fitting_cells(list(dict.fromkeys(cells)), strict=plan.defense != DEFAULT_DEFENSES) if plan.cut else cells
+    fitting = fitting_cells(list(dict.fromkeys(cells)), materials, strict=plan.defense != DEFAULT_DEFENSES) if plan.cut else cells
     return list(dict.fromkeys(fitting))
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import torch
 
 from gradveil.audit.cell import run_cell
-from gradveil.audit.scene import load_cell_data
+from gradveil.audit.materials import Materials
 from gradveil.provenance import code_version, own_files_digest
 from gradveil.run.trainings import run_training
 from gradveil.storage.run_folder import Store
@@ -18,8 +18,6 @@ from gradveil.study.cell import Cell
 from gradveil.study.training import Training
 
 __all__ = ["Board", "Job", "Progress", "cell_key", "do_job", "training_key"]
-
-Digests = dict[tuple[str, str, str, str], str]
 
 
 @dataclass(frozen=True)
@@ -64,37 +62,35 @@ class Job:
         return f"training with {self.work.defense}, seed {self.work.seed}"
 
 
-def cell_key(cell: Cell, digests: Digests) -> str:
+def cell_key(cell: Cell, materials: Materials | None = None) -> str:
     """Return the key of a cell's result; loads the data once per source to know its content."""
     own = own_files_digest((cell.model, cell.loss, cell.ensemble, cell.defense))
-    return cell.key(code=code_version(), own=own, **_content(cell, digests))
+    return cell.key(code=code_version(), own=own, **_content(cell, materials or Materials()))
 
 
-def training_key(training: Training, digests: Digests) -> str:
+def training_key(training: Training, materials: Materials | None = None) -> str:
     """Return the key of a training's result; what only attacks depend on plays no part in it."""
     code, own = code_version(attacks=False), own_files_digest((training.model, training.loss, training.defense))
-    return training.key(code=code, own=own, **_content(training, digests))
+    return training.key(code=code, own=own, **_content(training, materials or Materials()))
 
 
-def _content(work: Cell | Training, digests: Digests) -> dict[str, str | int]:
-    source = (work.data, work.labels, work.scale, work.read)
-    if source not in digests:
-        digests[source] = load_cell_data(work).digest()
+def _content(work: Cell | Training, materials: Materials) -> dict[str, str | int]:
     weights = hashlib.sha256(Path(work.weights).read_bytes()).hexdigest() if work.weights else ""
-    return {"data": digests[source], "weights": weights, "torch": torch.__version__, "threads": 1}
+    return {"data": materials.digest(work), "weights": weights, "torch": torch.__version__, "threads": 1}
 
 
-def do_job(job: Job, out: str, report: Callable[[int, int], None] | None) -> str:
+def do_job(job: Job, out: str, report: Callable[[int, int], None] | None, materials: Materials) -> str:
     """Do one unit of work, keep its result, and return its key.
 
     Args:
         job: What to do.
         out: The results folder.
         report: Told ``(done, planned)`` on the way, in attack steps or federated rounds.
+        materials: What the run has read and built so far.
     """
     store = Store(Path(out))
     if isinstance(job.work, Cell):
-        result = run_cell(job.work, key=job.key, report=report, work=store.partial_folder(job.key))
+        result = run_cell(job.work, materials=materials, key=job.key, report=report, work=store.partial_folder(job.key))
         store.write_cell(job.key, result.record, result.timing, result.pictures)
     else:
         outcome = run_training(job.work, key=job.key, work=store.work_folder(job.key), report=report)

@@ -7,6 +7,8 @@ import itertools
 from collections.abc import Callable
 from typing import Any, TypeVar
 
+from gradveil.audit.materials import Materials
+from gradveil.defenses import DEFENSES, Defense, chain
 from gradveil.errors import GradveilError, UsageError
 from gradveil.registry import parse_call, split_chain
 
@@ -16,22 +18,29 @@ T = TypeVar("T")
 LADDER = ":ladder"
 
 
-def expand_defense(text: str) -> list[str]:
+def expand_defense(text: str, materials: Materials | None = None) -> list[str]:
     """Return the spellings behind one entry: one, or with ``name:ladder`` one for every strength; parts of a chain multiply.
 
     The spelling shows the settings that decide the strength, also at their default, so that equal defenses are spelt equally.
-    """
-    from gradveil.defenses import build_defense
 
-    spellings = [" + ".join(parts) for parts in itertools.product(*(_expand_part(part) for part in split_chain(text)))]
-    for spelling in spellings:
-        build_defense(spelling)  # an impossible order is noticed here
+    Args:
+        text: As the plan says it.
+        materials: Takes in the defenses that are built on the way.
+    """
+    materials = materials or Materials()
+    if text in materials.spellings:
+        return list(materials.spellings[text])
+    spellings = []
+    for parts in itertools.product(*(_expand_part(part) for part in split_chain(text))):
+        spelling = " + ".join(spelt for spelt, _ in parts)
+        built = chain(*(part for _, part in parts))  # an impossible order is noticed here
+        materials.keep(spelling, built)
+        spellings.append(spelling)
+    materials.spellings[text] = tuple(spellings)
     return spellings
 
 
-def _expand_part(text: str) -> list[str]:
-    from gradveil.defenses import DEFENSES, Defense
-
+def _expand_part(text: str) -> list[tuple[str, Defense]]:
     ladder = text.endswith(LADDER)
     name, given = parse_call(text.removesuffix(LADDER))
     ladder, name = ladder or name.endswith(LADDER), name.removesuffix(LADDER)
@@ -45,8 +54,8 @@ def _expand_part(text: str) -> list[str]:
     if ladder and not card.ladder:
         raise UsageError(f"defense {name!r} has no ladder of strengths; name its settings instead")
     shown = {key for rung in card.ladder for key in rung}
-    rungs = card.ladder if ladder else ({},)
-    return [_spell(name, DEFENSES.build({**given, **rung, "name": name}), shown) for rung in rungs]
+    built = [DEFENSES.build({**given, **rung, "name": name}) for rung in card.ladder] if ladder else [first]
+    return [(_spell(name, each, shown), each) for each in built]
 
 
 def _spell(name: str, defense: Any, shown: set[str]) -> str:

@@ -23,10 +23,11 @@ from typing import Any
 import torch
 
 from gradveil.audit.cell import run_cell
+from gradveil.audit.materials import Materials
 from gradveil.errors import GradveilError
 from gradveil.run.describe import describe_run
 from gradveil.run.grid import cells_of
-from gradveil.run.jobs import Board, Digests, Job, Progress, cell_key, do_job, training_key
+from gradveil.run.jobs import Board, Job, Progress, cell_key, do_job, training_key
 from gradveil.run.trainings import all_trainings, cell_utility, trainings_of
 from gradveil.storage.run_folder import Store
 from gradveil.study.cell import Cell
@@ -53,12 +54,16 @@ def run_audit(
     command: str = "",
     workers: int | None = None,
     on_progress: Callable[[Progress], None] | None = None,
+    materials: Materials | None = None,
 ) -> AuditResult:
     """Run every cell and training of a plan that is not already in ``out``, and return all cells."""
+    materials = materials or Materials()
+    cells = cells_of(plan, materials)
     return run_cells(
-        cells_of(plan),
+        cells,
         out,
-        lambda keys: describe_run(plan, keys, command),
+        lambda keys: describe_run(plan, cells, keys, command, materials),
+        materials=materials,
         utility=plan.utility,
         workers=workers,
         on_progress=on_progress,
@@ -73,6 +78,7 @@ def run_cells(
     utility: UtilitySettings | None = None,
     workers: int | None = None,
     on_progress: Callable[[Progress], None] | None = None,
+    materials: Materials | None = None,
 ) -> AuditResult:
     """Run the cells whose results are not already in ``out``, and the trainings behind their utility.
 
@@ -83,11 +89,12 @@ def run_cells(
         utility: How to train with the cells' defenses; None trains with none.
         workers: Processes; by default one per core on a CPU and one on a GPU.
         on_progress: Told after every cell, and every second while processes work.
+        materials: What was read and built on the way here.
     """
     store = Store(out)
-    digests: Digests = {}
-    keys = [cell_key(cell, digests) for cell in cells]
-    settlement = _UtilitySettlement(store, dict(zip(keys, cells, strict=True)), utility, digests)
+    materials = materials or Materials()
+    keys = [cell_key(cell, materials) for cell in cells]
+    settlement = _UtilitySettlement(store, dict(zip(keys, cells, strict=True)), utility, materials)
     jobs = [Job(cell, key) for cell, key in zip(cells, keys, strict=True)]
     jobs += [Job(training, key) for training, key in settlement.trainings.items()]
     with store.lock():
@@ -104,7 +111,7 @@ def run_cells(
         on_gpu = any(cell.device != "cpu" for cell in cells)
         count = min(len(todo), workers or (1 if on_gpu else os.cpu_count() or 1))
         if count <= 1:
-            _one_by_one(todo, out, board)
+            _one_by_one(todo, out, board, materials)
         else:
             _in_processes(todo, out, count, board)
         found = {key: store.read_cell(key) for key in keys}
@@ -120,10 +127,10 @@ def _order(job: Job) -> tuple[bool, bool, int]:
 class _UtilitySettlement:
     """Knows which trainings a cell's utility is made of, and writes it down when they are done."""
 
-    def __init__(self, store: Store, cells: dict[str, Cell], utility: UtilitySettings | None, digests: Digests) -> None:
+    def __init__(self, store: Store, cells: dict[str, Cell], utility: UtilitySettings | None, materials: Materials) -> None:
         self._store, self._cells, self._utility = store, cells, utility
         asked = all_trainings(cells.values(), utility) if utility is not None else []
-        self.trainings = {training: training_key(training, digests) for training in asked}
+        self.trainings = {training: training_key(training, materials) for training in asked}
 
     def settle(self, key: str = "") -> None:
         """Give cells their utility: all of them, or those that a finished cell or training concerns."""
@@ -143,7 +150,7 @@ class _UtilitySettlement:
                 self._store.give_utility(name, found)
 
 
-def _one_by_one(todo: list[Job], out: Path, board: Board) -> None:
+def _one_by_one(todo: list[Job], out: Path, board: Board, materials: Materials) -> None:
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
@@ -153,7 +160,7 @@ def _one_by_one(todo: list[Job], out: Path, board: Board) -> None:
                 board.begun[job.key] = (done, planned)
                 board.show(job.label)
 
-            do_job(job, str(out), report)
+            do_job(job, str(out), report, materials)
             board.finish(job)
     finally:
         torch.set_num_threads(before)
@@ -161,6 +168,8 @@ def _one_by_one(todo: list[Job], out: Path, board: Board) -> None:
 
 _counts: Any = None
 """In a worker: the shared (done, planned) steps of every job, two numbers per job."""
+_materials = Materials()
+"""In a worker: what it has read and built so far; a process pool has no other place for what its jobs share."""
 
 
 def _worker_start(counts: Any) -> None:
@@ -207,7 +216,7 @@ def _work_in_process(index: int, job: Job, out: str) -> str:
     def report(done: int, planned: int) -> None:
         _counts[2 * index], _counts[2 * index + 1] = done, planned
 
-    return do_job(job, out, report)
+    return do_job(job, out, report, _materials)
 
 
 def _in_processes(todo: list[Job], out: Path, count: int, board: Board) -> None:

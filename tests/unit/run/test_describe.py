@@ -24,10 +24,10 @@ def network(tmp_path: Path) -> Path:
 
 def test_weights_a_defense_names_are_part_of_the_key(network: Path) -> None:
     spelling = f"clipping + refiner(network={str(network)!r})"
-    before, key = own_files_digest([spelling]), cell_key(Cell(defense=spelling), {})
+    before, key = own_files_digest([spelling]), cell_key(Cell(defense=spelling))
     network.write_bytes(network.read_bytes() + b" ")
     assert own_files_digest([spelling]) != before
-    assert cell_key(Cell(defense=spelling), {}) != key
+    assert cell_key(Cell(defense=spelling)) != key
 
 
 def test_a_card_stands_for_its_weights_too(network: Path) -> None:

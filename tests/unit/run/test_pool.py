@@ -338,21 +338,21 @@ def test_the_report_of_a_run_needs_no_torch(out: Path) -> None:
 
 def test_the_key_follows_data_weights_and_the_users_code(own: Path) -> None:
     cell = Cell(data="own.npz", model="own_net.py:make", weights="own_net.safetensors", defense="own_defense.py:Shrinking")
-    keys = [cell_key(cell, {})]
+    keys = [cell_key(cell)]
     for name, content in {
         "own_net.py": Path("own_net.py").read_bytes() + b"# more\n",
         "own_defense.py": Path("own_defense.py").read_bytes() + b"# more\n",
         "own_net.safetensors": Path("own_net.safetensors").read_bytes() + b"\0",
         "own.npz": npz_of_other_data(),
     }.items():
-        assert cell_key(cell, {}) == keys[-1]
+        assert cell_key(cell) == keys[-1]
         Path(name).write_bytes(content)
-        keys.append(cell_key(cell, {}))
+        keys.append(cell_key(cell))
     assert len(set(keys)) == 5
     module = cell.replace(model="own_net:make")
-    before = cell_key(module, {})
+    before = cell_key(module)
     Path("own_net.py").write_text("def make(): ...\n")
-    assert cell_key(module, {}) != before
+    assert cell_key(module) != before
 
 
 def npz_of_other_data() -> bytes:

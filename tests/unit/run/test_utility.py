@@ -17,6 +17,7 @@ import numpy as np
 import pytest
 
 import gradveil
+from gradveil.audit.materials import Materials
 from gradveil.cli import main
 from gradveil.errors import UsageError
 from gradveil.run import jobs as audit_jobs
@@ -106,11 +107,11 @@ def test_every_setting_is_part_of_the_key(change: str) -> None:
 
 
 def test_a_training_of_other_data_has_another_key(tmp_path: Path) -> None:
-    digests: dict[tuple[str, str, str, str], str] = {}
+    materials = Materials()
     keys = []
     for name, value in (("a", 0.1), ("b", 0.2)):
         np.savez(tmp_path / f"{name}.npz", x=np.full((8, 4, 4), value, np.float32), y=np.arange(8) % 2)
-        keys.append(training_key(Training.of(TINY, data=str(tmp_path / f"{name}.npz"), model="mlp"), digests))
+        keys.append(training_key(Training.of(TINY, data=str(tmp_path / f"{name}.npz"), model="mlp"), materials))
     assert len(set(keys)) == 2
 
 

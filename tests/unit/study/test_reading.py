@@ -46,7 +46,7 @@ def test_a_federation_reads_the_same_way_and_divides_by_owner(chest: str) -> Non
 
 
 def test_how_data_is_read_is_part_of_a_results_key(chest: str) -> None:
-    keys = {cell_key(Cell(data=chest, read=read), {}) for read in (READ, READ.replace("8x8", "9x9"))}
+    keys = {cell_key(Cell(data=chest, read=read)) for read in (READ, READ.replace("8x8", "9x9"))}
     assert len(keys) == 2
 
 
