@@ -44,7 +44,7 @@ test: $(STAMP) ## Lint, types and all quick tests
 	$(PYTEST) --numprocesses $(WORKERS) --dist worksteal; tested=$$?; \
 	wait $$checks; checked=$$?; cat "$$said"; rm -f "$$said"; exit $$((tested || checked))
 
-test-slow: $(STAMP) ## The tests that take minutes
+test-slow: $(STAMP) ## The tests that take more than five seconds each
 	$(PYTEST) -m slow
 
 check: $(STAMP) ## Lint and types only

@@ -173,7 +173,9 @@ def run_make(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
     shutil.copy(ROOT / "Makefile", folder)
     for name in ("pyproject.toml", "constraints.txt"):
         (folder / name).touch()
-    return subprocess.run(["make", *words], cwd=folder, capture_output=True, text=True, check=False, timeout=60)
+    # Under `make test` the words of that command would be handed on, and with another BIN this one would install into it.
+    own = {name: value for name, value in os.environ.items() if name not in {"MAKEFLAGS", "MFLAGS", "MAKEOVERRIDES", "MAKELEVEL"}}
+    return subprocess.run(["make", *words], cwd=folder, env=own, capture_output=True, text=True, check=False, timeout=60)
 
 
 def test_an_old_python_gets_one_clear_sentence(tmp_path: Path) -> None:
