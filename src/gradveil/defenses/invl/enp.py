@@ -15,7 +15,6 @@ from gradveil.defenses.embedding_noise import EmbeddingAdversary
 from gradveil.defenses.invl.singular_noise import (
     QUICK,
     BasisMode,
-    RecentBases,
     Rule,
     check_basis,
     check_share,
@@ -24,6 +23,7 @@ from gradveil.defenses.invl.singular_noise import (
     record_jacobian,
 )
 from gradveil.defenses.parts.checks import check_choice, check_flag, check_number, check_whole, noise_std
+from gradveil.defenses.parts.recent import Recent, content_of
 from gradveil.errors import UsageError
 from gradveil.learning.embedding import EMBEDDING, EMBEDDING_GRADIENT
 from gradveil.learning.learner import Learner
@@ -38,7 +38,7 @@ __all__ = ["InvLENP", "SubspaceEmbeddingAdversary"]
 MADE, BASIS, TRUST = "made", "basis", "trust"
 PRECISION = 1e-3
 """What the attacker takes for exact outside the subspace, as a share of what a record's embedding holds there."""
-_BASES = RecentBases()
+_BASES: Recent[Tensor] = Recent(2)
 
 
 @DEFENSES.register(
@@ -213,7 +213,7 @@ class SubspaceEmbeddingAdversary(EmbeddingAdversary):
             mean = torch.full(shape, 0.5) if public is None else public.mean(0)
             return self.defense.left_basis(learner, mean.to(like))
 
-        return _BASES.get(learner, public, self.defense, make)
+        return _BASES.get((learner.content, content_of(public), shape, self.defense), make)
 
     def compare(self, evidence: Named, simulated: Named, variables: Named) -> Comparison:
         """Compare what the noise does not reach, and a little of what it does."""

@@ -15,7 +15,6 @@ from gradveil.defenses.invl.gnp_adversary import SubspaceUpdateAdversary
 from gradveil.defenses.invl.singular_noise import (
     QUICK,
     BasisMode,
-    RecentBases,
     Rule,
     average_jacobian,
     check_basis,
@@ -25,6 +24,7 @@ from gradveil.defenses.invl.singular_noise import (
     public_centres,
 )
 from gradveil.defenses.parts.checks import check_choice, check_flag, check_number, check_whole, noise_std
+from gradveil.defenses.parts.recent import Recent, content_of
 from gradveil.errors import BadUpdate, UsageError
 from gradveil.learning.learner import Learner
 from gradveil.randomness import Seed
@@ -33,7 +33,7 @@ from gradveil.tensors import check_finite, unflatten
 
 __all__ = ["InvLGNP"]
 
-_BASES = RecentBases()
+_BASES: Recent[Tensor] = Recent(2)
 MADE, SCALED, CENTRES, LABELS, WEIGHTS = "made", "scaled", "centres", "labels", "weights/"
 
 
@@ -149,7 +149,7 @@ class InvLGNP(Defense):
             return noise_range(jacobian, **shares, rule=self.rule, mode=self.mode, most=self.most, seed=seed).scaled
 
         # Public centres are everybody's: who runs several clients makes their basis once.
-        scaled = make() if self.centres == "own" else _BASES.get(view.learner, view.public, self, make)
+        scaled = make() if self.centres == "own" else _BASES.get((view.learner.content, content_of(view.public), self), make)
         made = {MADE: torch.tensor([view.round]), SCALED: scaled, CENTRES: centres, LABELS: labels}
         return made | with_prefix(view.learner.weights, WEIGHTS)
 
