@@ -9,12 +9,13 @@ import dataclasses
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 import torch
 from torch import Tensor, nn
 
-from gradveil.tensors import Named
+from gradveil.tensors import Named, digest
 
 if TYPE_CHECKING:
     from gradveil.learning.learner import Learner
@@ -325,6 +326,11 @@ class Observation:
     def pictures(self) -> Tensor | None:
         """Public inputs to learn from: those of the attacker's own, else those that the clients had too."""
         return self.public if self.own is None else self.own
+
+    @cached_property
+    def content(self) -> str:
+        """Digest of the updates seen, which tells observations apart by content."""
+        return digest(*(update.weights for update in self.updates))
 
     @property
     def update(self) -> Update:

@@ -6,6 +6,7 @@ differ. `matrix_products` alone is about how all of torch multiplies.
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
@@ -21,6 +22,8 @@ __all__ = [
     "check_finite",
     "check_same_names",
     "detach",
+    "digest",
+    "find_device",
     "flatten",
     "map_tensors",
     "matrix_products",
@@ -151,3 +154,13 @@ def find_device(wanted: str) -> str:
     if wanted == "cuda" and not there:
         raise UsageError("device is 'cuda', and torch finds no GPU here; use auto or cpu")
     return "cuda" if wanted != "cpu" and there else "cpu"
+
+
+def digest(*groups: Named) -> str:
+    """Return a digest of names, shapes, precisions and bits: equal for equal content, whichever objects hold it."""
+    told = hashlib.sha256()
+    for place, named in enumerate(groups):
+        for name, value in named.items():
+            told.update(f"{place}|{name}|{tuple(value.shape)}|{value.dtype}|".encode())
+            told.update(value.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
+    return told.hexdigest()

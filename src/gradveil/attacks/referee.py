@@ -15,7 +15,7 @@ scores no worse than the winner and whose recipe rehearsed better wins however i
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -28,7 +28,7 @@ from gradveil.attacks.engine.loop import Problem, optimise
 from gradveil.attacks.engine.matrix_convolution import quicker
 from gradveil.attacks.engine.optimisers import Adam
 from gradveil.records import AdversaryModel, Observation, Reconstruction
-from gradveil.tensors import Named
+from gradveil.tensors import Named, digest
 
 __all__ = ["Referee", "Verdict", "recipe_key"]
 
@@ -68,16 +68,14 @@ class Referee:
             truth would.
         rehearsal: Mean PSNR of each recipe on the public images.
         rehearsal_score: Highest score of each recipe on the public images.
-        known: Scores already computed, kept with what they belong to: fitting unknowns is the most expensive part of judging.
+        known: Scores already computed, by the content of what was scored: fitting unknowns is the most expensive part of judging.
     """
 
     arrival: dict[str, float] = field(default_factory=dict)
     truth_score: float = 0.0
     rehearsal: dict[str, float] = field(default_factory=dict)
     rehearsal_score: dict[str, float] = field(default_factory=dict)
-    known: dict[tuple[int, int], tuple[Observation, Reconstruction, float]] = field(
-        default_factory=dict, init=False, repr=False, compare=False
-    )
+    known: dict[Hashable, float] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     @classmethod
     def rehearsed(
@@ -116,11 +114,12 @@ class Referee:
 
     def scores(self, observation: Observation, candidates: Sequence[Reconstruction]) -> list[float]:
         """Return one score per candidate, lower is better; infinite where it cannot be computed."""
-        new = [candidate for candidate in candidates if (id(observation), id(candidate)) not in self.known]
+        keys = [_key(observation, candidate) for candidate in candidates]
+        new = [place for place, key in enumerate(keys) if key not in self.known]
         if new:
-            for candidate, found in zip(new, self._scores(observation, new), strict=True):
-                self.known[id(observation), id(candidate)] = observation, candidate, found
-        return [self.known[id(observation), id(candidate)][2] for candidate in candidates]
+            scores = self._scores(observation, [candidates[place] for place in new])
+            self.known.update({keys[place]: score for place, score in zip(new, scores, strict=True)})
+        return [self.known[key] for key in keys]
 
     def _scores(self, observation: Observation, candidates: Sequence[Reconstruction]) -> list[float]:
         inputs = torch.stack([c.inputs if c.unfinished is None else c.unfinished for c in candidates]).double()
@@ -164,6 +163,15 @@ class Referee:
         rehearsed = self.rehearsal_score.get(recipe_key(candidate), self.truth_score)
         as_rehearsed = self.truth_score + TIE_FACTOR * (rehearsed - self.truth_score)
         return max(TRUTH_SLACK * self.truth_score, as_rehearsed, ROUNDING)
+
+
+def _key(observation: Observation, candidate: Reconstruction) -> Hashable:
+    """Return what a score depends on, by content; and whose the candidate is, since equal ones may be rounded differently."""
+    learners = tuple(learner.content for learner in observation.learners)
+    compared = candidate.inputs if candidate.unfinished is None else candidate.unfinished
+    tensors = digest({"inputs": compared, "targets": candidate.targets}, candidate.variables)
+    whose = candidate.recipe, candidate.stance, candidate.restart, candidate.target
+    return observation.content, learners, repr(observation.adversary), tensors, *whose
 
 
 def _energies(value: Tensor) -> Tensor:

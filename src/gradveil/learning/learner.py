@@ -11,6 +11,7 @@ import copy
 import dataclasses
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -23,6 +24,7 @@ from gradveil.learning.losses import Loss
 from gradveil.learning.statistics import batch_statistics, blend, running_statistics
 from gradveil.models.batch_norm import set_batch_norm_mode
 from gradveil.models.shared_layers import separate_layers
+from gradveil.models.structure import structure_of
 from gradveil.study.local_training import TrainingSettings
 from gradveil.tensors import Named
 
@@ -70,6 +72,13 @@ class Learner:
         buffers = {name: value.detach().clone() for name, value in structure.named_buffers()}
         running = running_statistics(model) if settings.batch_norm == "train" else {}
         return cls(structure.requires_grad_(False), weights, buffers, loss, settings, running=running)
+
+    @cached_property
+    def content(self) -> tuple[str, Loss]:
+        """What decides this learner's gradients, as a key by content: structure, tensors and loss; not the settings."""
+        places = sorted({str(value.device) for value in (*self.weights.values(), *self.buffers.values())})
+        told = tensors.digest(self.weights, self.buffers, self.noise)
+        return f"{structure_of(self.model)}|{places}|{told}", self.loss
 
     def replace(self, **changes: Any) -> Learner:
         """Return a copy with some fields changed."""

@@ -225,10 +225,13 @@ def test_clients_with_public_centres_share_one_basis_and_others_do_not() -> None
     copies = [own.replace(settings=own.settings.replace(learning_rate=rate)) for rate in (0.1, 0.2)]
     seen = [shared.protect_update(zeros(own), view(each, data, public=public), {})[1][SCALED] for each in copies]
     assert seen[0] is seen[1]
-    moved = own.replace(weights={name: value.clone() for name, value in own.weights.items()})
+    copied = own.replace(weights={name: value.clone() for name, value in own.weights.items()})
+    _, equal = shared.protect_update(zeros(own), view(copied, data, public=public.clone()), {})
+    assert equal[SCALED] is seen[0], "equal content is enough, whichever objects hold it"
+    moved = own.replace(weights={name: value * 1.01 for name, value in own.weights.items()})
     others = [
         shared.protect_update(zeros(own), view(moved, data, public=public), {}),
-        shared.protect_update(zeros(own), view(own, data, public=public.clone()), {}),
+        shared.protect_update(zeros(own), view(own, data, public=public * 0.9), {}),
         InvLGNP(centres="public", share=0.9).protect_update(zeros(own), view(own, data, public=public), {}),
         InvLGNP().protect_update(zeros(own), view(own, data, public=public), {}),
     ]

@@ -28,7 +28,7 @@ def network(monkeypatch: pytest.MonkeyPatch) -> Roughness:
     """Put a network that needs no training in the place of the trained one, and forget other tests' filters."""
     judge = Roughness().eval().requires_grad_(False)
     monkeypatch.setattr("gradveil.defenses.refiner.defense.evaluation_network", lambda name, like: judge.to(like))
-    monkeypatch.setattr(refiner_restorer, "_RECENT", [])
+    refiner_restorer._FILTERS.clear()
     return judge
 
 
@@ -148,7 +148,7 @@ def test_one_filter_serves_a_round_and_another_model_gets_its_own(monkeypatch: p
     first, again = (restorer_for(defense, observation, robust, batch.targets) for _ in range(2))
     assert torch.equal(torch.get_rng_state(), state)
     assert first is not None and first is again and len(calls) == 1
-    refiner_restorer._RECENT.clear()
+    refiner_restorer._FILTERS.clear()
     afresh = restorer_for(defense, observation, robust, batch.targets)
     assert afresh is not None and torch.equal(afresh.coefficients, first.coefficients)
     learner = make_learner("lenet(activation='relu')")

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 from itertools import pairwise
 from typing import Literal
 
@@ -16,6 +15,7 @@ from gradveil.adversary import OBSERVED, OpenAdversary, prefixed, with_prefix
 from gradveil.defenses.base import DEFENSES, ClientView, Defense, DefenseCard, Need, State
 from gradveil.defenses.graddefense.compensation import denoise_update
 from gradveil.defenses.graddefense.sensitivity import cut_slices, layer_sensitivity, root_inputs, slice_of_entries
+from gradveil.defenses.parts.recent import Recent, content_of
 from gradveil.learning.learner import Learner
 from gradveil.records import Batch, Comparison, Observation, Update, WhatArrives
 from gradveil.study.checks import check_number, check_whole
@@ -63,8 +63,8 @@ def _cuts_of(learner: Learner, shape: tuple[int, ...], slices: int, public: Tens
     return tuple(cut_slices(sizes, layer_sensitivity(learner, root_inputs(shape, public)), slices))
 
 
-_known_cuts = lru_cache(maxsize=4)(_cuts_of)
-"""For attackers, who ask again and again for the same model; a client asks once, and its model must not be kept alive."""
+_CUTS: Recent[tuple[int, ...]] = Recent(4)
+"""For attackers, who ask again and again for the same model; a client asks once."""
 
 
 @dataclass(frozen=True)
@@ -118,7 +118,9 @@ class GradDefenseAdversary(OpenAdversary):
         return frozenset(names)
 
     def _cuts(self, observation: Observation) -> list[int]:
-        return list(_known_cuts(observation.learners[0], tuple(observation.input_shape), self.slices, observation.public))
+        learner, shape, public = observation.learners[0], tuple(observation.input_shape), observation.public
+        key = learner.content, shape, self.slices, content_of(public)
+        return list(_CUTS.get(key, lambda: _cuts_of(learner, shape, self.slices, public)))
 
     def _sure(self, row: Tensor, cuts: list[int]) -> list[bool]:
         return [noise_cannot_explain(row[left:right], self.std, self.clip) for left, right in pairwise(cuts)]

@@ -15,7 +15,6 @@ from gradveil.defenses.embedding_noise import EmbeddingAdversary
 from gradveil.defenses.invl.singular_noise import (
     QUICK,
     BasisMode,
-    RecentBases,
     Rule,
     check_basis,
     check_share,
@@ -23,6 +22,7 @@ from gradveil.defenses.invl.singular_noise import (
     noise_range,
     record_jacobian,
 )
+from gradveil.defenses.parts.recent import Recent, content_of
 from gradveil.defenses.parts.strength import noise_std
 from gradveil.errors import UsageError
 from gradveil.learning.embedding import EMBEDDING, EMBEDDING_GRADIENT
@@ -39,7 +39,7 @@ __all__ = ["InvLENP", "SubspaceEmbeddingAdversary"]
 MADE, BASIS, TRUST = "made", "basis", "trust"
 PRECISION = 1e-3
 """What the attacker takes for exact outside the subspace, as a share of what a record's embedding holds there."""
-_BASES = RecentBases()
+_BASES: Recent[Tensor] = Recent(2)
 
 
 @DEFENSES.register(
@@ -214,7 +214,7 @@ class SubspaceEmbeddingAdversary(EmbeddingAdversary):
             mean = torch.full(shape, 0.5) if public is None else public.mean(0)
             return self.defense.left_basis(learner, mean.to(like))
 
-        return _BASES.get(learner, public, self.defense, make)
+        return _BASES.get((learner.content, content_of(public), shape, self.defense), make)
 
     def compare(self, evidence: Named, simulated: Named, variables: Named) -> Comparison:
         """Compare what the noise does not reach, and a little of what it does."""

@@ -15,7 +15,6 @@ from gradveil.defenses.invl.gnp_adversary import SubspaceUpdateAdversary
 from gradveil.defenses.invl.singular_noise import (
     QUICK,
     BasisMode,
-    RecentBases,
     Rule,
     average_jacobian,
     check_basis,
@@ -24,6 +23,7 @@ from gradveil.defenses.invl.singular_noise import (
     noise_range,
     public_centres,
 )
+from gradveil.defenses.parts.recent import Recent, content_of
 from gradveil.defenses.parts.strength import noise_std
 from gradveil.errors import BadUpdate, UsageError
 from gradveil.learning.learner import Learner
@@ -34,7 +34,7 @@ from gradveil.tensors import check_finite, unflatten
 
 __all__ = ["InvLGNP"]
 
-_BASES = RecentBases()
+_BASES: Recent[Tensor] = Recent(2)
 MADE, SCALED, CENTRES, LABELS, WEIGHTS = "made", "scaled", "centres", "labels", "weights/"
 
 
@@ -150,7 +150,7 @@ class InvLGNP(Defense):
             return noise_range(jacobian, **shares, rule=self.rule, mode=self.mode, most=self.most, seed=seed).scaled
 
         # Public centres are everybody's: who runs several clients makes their basis once.
-        scaled = make() if self.centres == "own" else _BASES.get(view.learner, view.public, self, make)
+        scaled = make() if self.centres == "own" else _BASES.get((view.learner.content, content_of(view.public), self), make)
         made = {MADE: torch.tensor([view.round]), SCALED: scaled, CENTRES: centres, LABELS: labels}
         return made | with_prefix(view.learner.weights, WEIGHTS)
 

@@ -8,7 +8,8 @@ import torch
 from torch import Tensor
 
 from gradveil.adversary import OBSERVED, OpenAdversary, prefixed
-from gradveil.defenses.invl.singular_noise import RecentBases, average_jacobian, left_basis, noise_range, public_centres
+from gradveil.defenses.invl.singular_noise import average_jacobian, left_basis, noise_range, public_centres
+from gradveil.defenses.parts.recent import Recent, content_of
 from gradveil.learning.learner import Learner
 from gradveil.records import Comparison, Observation, WhatArrives
 from gradveil.tensors import Named, flatten, unflatten
@@ -20,7 +21,7 @@ PRECISION = 1e-3
 """What the attacker takes for exact outside the subspace, as a share of what the update holds there."""
 MOST_ENTRIES = 2**29
 """Largest U that is formed, in numbers; for larger models the attacker compares plainly and says that it is incomplete."""
-_BASES = RecentBases()
+_BASES: Recent[Tensor] = Recent(2)
 
 
 @dataclass(frozen=True)
@@ -90,7 +91,7 @@ class SubspaceUpdateAdversary(OpenAdversary):
             found = noise_range(jacobian, low=self.spared, high=self.share, rule=self.rule, mode=self.mode, most=self.most)
             return left_basis(jacobian, found.scaled)
 
-        return _BASES.get(learner, public, self, make)
+        return _BASES.get((learner.content, content_of(public), shape, self), make)
 
     def compare(self, evidence: Named, simulated: Named, variables: Named) -> Comparison:
         """Compare what the noise does not reach, and a little of what it does."""

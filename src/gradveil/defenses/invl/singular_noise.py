@@ -11,7 +11,6 @@ one forward product, and U_{j:k} n has the law of U_{j:k} U_{j:k}ᵀ ε with ε 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -35,7 +34,6 @@ __all__ = [
     "QUICK",
     "BasisMode",
     "NoiseRange",
-    "RecentBases",
     "Rule",
     "average_jacobian",
     "check_basis",
@@ -258,38 +256,6 @@ def average_jacobian(learner: Learner, centres: Tensor, labels: Tensor) -> Jacob
     buffers = {f"inner.{name}": value for name, value in learner.buffers.items()} | {"centres": centres}
     shifted = learner.replace(model=_Shifted(learner.model, centres), weights=inner, buffers=buffers)
     return Jacobian(lambda shift: shifted.gradient(inner, shift.unsqueeze(0), labels), at, shifted, labels)
-
-
-class RecentBases:
-    """Bases made lately, by what they were made from; one serves all observations of a model, and all clients of a round.
-
-    What a basis was made from is compared by identity and kept alive with it, so that no other object can take its place.
-    """
-
-    def __init__(self, most: int = 2) -> None:
-        """Keep at most this many."""
-        self._most = most
-        self._made: list[tuple[Learner, Tensor | None, object, Tensor]] = []
-
-    def get(self, learner: Learner, public: Tensor | None, settings: object, make: Callable[[], Tensor]) -> Tensor:
-        """Return the basis of a learner and public inputs at some settings, made if need be."""
-        for known, images, at, basis in self._made:
-            if images is public and at == settings and _same_model(known, learner):
-                return basis
-        basis = make()
-        self._made.append((learner, public, settings, basis))
-        del self._made[: -self._most]
-        return basis
-
-
-def _same_model(one: Learner, other: Learner) -> bool:
-    """Return whether two learners share model, loss and every weight; a client's copy differs in its settings only."""
-    if one is other:
-        return True
-    alike = one.model is other.model and one.loss is other.loss and one.weights.keys() == other.weights.keys()
-    alike = alike and not one.noise and not other.noise and one.buffers.keys() == other.buffers.keys()
-    pairs = ((one.weights, other.weights), (one.buffers, other.buffers))
-    return alike and all(value is right[name] for left, right in pairs for name, value in left.items())
 
 
 def left_basis(jacobian: Jacobian, scaled: Tensor) -> Tensor:

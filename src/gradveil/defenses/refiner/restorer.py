@@ -19,6 +19,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from gradveil.defenses.base import ClientView, Defense
+from gradveil.defenses.parts.recent import Recent, content_of
 from gradveil.learning.learner import Learner
 from gradveil.randomness import Seed
 from gradveil.records import Batch, Observation
@@ -39,8 +40,6 @@ MOST = 32
 """Of more, so many are enough: each gives a patch per pixel, and costs a run of the defense."""
 TINY = 1e-12
 KEPT = 4
-_RECENT: list[tuple[Tensor, Defense, Learner, int, Restorer]] = []
-"""Filters made lately; one serves all observations of a round. What each was made from is kept and known by identity."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -60,6 +59,10 @@ class Restorer:
             found = _patches(image) @ self.coefficients.to(image)  # (HW, C)
             cleaned.append(found.T.reshape(image.shape).clamp(0, 1))
         return torch.cat(cleaned) if cleaned else robust
+
+
+_FILTERS: Recent[Restorer] = Recent(KEPT)
+"""Filters made lately; one serves all observations of a round."""
 
 
 def fit_restorer(clean: Tensor, robust: Tensor, most_contrast: float = MOST_CONTRAST) -> Restorer:
@@ -133,17 +136,15 @@ def restorer_for(defense: Defense, observation: Observation, inputs: Tensor, tar
     count = min(len(public), max(MOST, group)) // group * group  # whole clients only
     if count * inputs[0, 0].numel() < PER_NUMBER * _numbers(inputs.shape[1]):
         return None
-    for images, settings, model, size, made in _RECENT:
-        if images is public and settings == defense and model.weights is learner.weights and size == group:
-            return made
     pictures = public[:count].detach().to(next(iter(learner.weights.values()))).clamp(0, 1)
     if not bool(torch.isfinite(pictures).all()):
         return None  # one entry that is not finite would spoil every coefficient, and every picture that is filtered
-    robust = public_pairs(defense, pictures, learner, group, observation.classes, targets)
-    found = fit_restorer(pictures, robust)
-    _RECENT.append((public, defense, learner, group, found))
-    del _RECENT[:-KEPT]
-    return found
+
+    def make() -> Restorer:
+        return fit_restorer(pictures, public_pairs(defense, pictures, learner, group, observation.classes, targets))
+
+    shape = group, observation.classes, tuple(targets.shape[1:]), targets.dtype
+    return _FILTERS.get((content_of(pictures), defense, learner.content, learner.settings, *shape), make)
 
 
 def _numbers(channels: int) -> int:

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from gradveil.adversary import OpenAdversary
 from gradveil.defenses.base import ClientView, State
+from gradveil.defenses.parts.recent import Recent, content_of
 from gradveil.defenses.shadow.defense import Shadow
 from gradveil.defenses.shadow.noise import amplitude, foreground_weight, reduce_foreground, scaled_noise
 from gradveil.defenses.shadow.restorer import LEAST, Restorer, fit_restorer
@@ -24,8 +25,8 @@ FEWEST = 8
 MOST = 64
 """Of more, so many are enough: each gives a patch per pixel."""
 KEPT = 4
-_RECENT: list[tuple[Tensor, Shadow, int, Restorer]] = []
-"""Filters made lately; one serves all observations of a round. The pictures each was made from are kept and known by identity."""
+_FILTERS: Recent[Restorer] = Recent(KEPT)
+"""Filters made lately; one serves all observations of a round."""
 
 
 def common_share(draws: Tensor) -> Tensor:
@@ -72,15 +73,15 @@ def _height(defense: Shadow, round_index: int) -> float:
 
 
 def _restorer(defense: Shadow, public: Tensor, learner: Learner, round_index: int) -> Restorer:
-    for images, settings, when, made in _RECENT:
-        if images is public and settings == defense and when == round_index:
-            return made
     pictures = public[:MOST].detach().to(next(iter(learner.weights.values()))).clamp(0, 1)
-    noisy = public_pairs(defense, pictures, learner, round_index)
-    found = fit_restorer(pictures, noisy, _height(defense, round_index), Seed(0).child("shadow's restorer").generator("units"))
-    _RECENT.append((public, defense, round_index, found))
-    del _RECENT[:-KEPT]
-    return found
+
+    def make() -> Restorer:
+        noisy = public_pairs(defense, pictures, learner, round_index)
+        units = Seed(0).child("shadow's restorer").generator("units")
+        return fit_restorer(pictures, noisy, _height(defense, round_index), units)
+
+    # Neither labels nor the model decide what the noise looks like, see `public_pairs`.
+    return _FILTERS.get((content_of(pictures), defense, round_index), make)
 
 
 @dataclass(frozen=True)
