@@ -342,15 +342,17 @@ for command in ("", "audit", "risk", "train", "init", "list", "show", "report", 
     if status:
         sys.exit(f"{sys.argv} ended with {status}")
 """
+HEAVY = ("torch", "scipy", "skimage", "sklearn")
 REFUSE_HEAVY = """
-heavy = sorted({"torch", "scipy", "skimage", "sklearn"} & set(sys.modules))
-sys.exit(f"loaded: {', '.join(heavy)}" if heavy else 0)
+heavy = sorted({names} & set(sys.modules))
+sys.exit("loaded: " + ", ".join(heavy) if heavy else 0)
 """
 
 
-def heavy_modules(code: str) -> str:
+def heavy_modules(code: str, *names: str) -> str:
     """Run code in a fresh interpreter; return its complaint, empty if it loaded nothing heavy."""
-    done = subprocess.run([sys.executable, "-c", code + REFUSE_HEAVY], capture_output=True, text=True, timeout=120, check=False)
+    refuse = REFUSE_HEAVY.format(names=set(names or HEAVY))
+    done = subprocess.run([sys.executable, "-c", code + refuse], capture_output=True, text=True, timeout=120, check=False)
     return done.stderr.strip() or ("failed" if done.returncode else "")
 
 

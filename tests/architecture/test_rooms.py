@@ -13,7 +13,17 @@ from pathlib import Path
 
 import pytest
 
-from tests.architecture.test_import_rules import INNOCENT, ROOT, Source, imported, inside, plant, sources
+from tests.architecture.test_import_rules import (
+    IMPORT_EVERYTHING,
+    INNOCENT,
+    ROOT,
+    Source,
+    heavy_modules,
+    imported,
+    inside,
+    plant,
+    sources,
+)
 
 FOUNDATIONS = ("errors", "records", "adversary", "tensors", "recording", "randomness", "significance", "registry", "provenance")
 ROOMS = (
@@ -111,6 +121,11 @@ def test_no_file_is_named_after_a_drawer_and_every_room_is_declared() -> None:
     there = {path.parent.name for path in (ROOT / "src" / "gradveil").glob("*/__init__.py")}
     assert there <= set(ROOMS)
     assert there | {"flower", "nvflare"} == set(ROOMS), "a room that is declared and not built"
+
+
+@pytest.mark.parametrize("room", WITHOUT_TORCH)
+def test_rooms_for_people_open_without_torch(room: str) -> None:
+    assert heavy_modules(IMPORT_EVERYTHING.format(room=f"gradveil.{room}"), "torch") == ""
 
 
 def run_python(code: str) -> str:

@@ -10,19 +10,20 @@ from __future__ import annotations
 import json
 from dataclasses import fields
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import save
-from torch import Tensor
 
-from gradveil.records import Reconstruction
 from gradveil.storage.files import write_whole
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from gradveil.records import Reconstruction
 
 __all__ = ["PartialWork"]
 
 TENSORS = ("inputs", "targets", "unfinished")
-PLAIN = tuple(f.name for f in fields(Reconstruction) if f.name not in (*TENSORS, "variables"))
 
 
 class PartialWork:
@@ -44,6 +45,8 @@ class PartialWork:
         """Keep what the attacker at one place of the line-up found; what cannot be kept costs only the resumption."""
         if self._folder is None:
             return
+        from safetensors.torch import save  # whoever has something to keep has loaded torch; whoever only looks need not
+
         tensors: dict[str, Tensor] = {}
         rows: list[dict[str, Any]] = []
         for index, one in enumerate(found):
@@ -52,7 +55,7 @@ class PartialWork:
             tensors |= {
                 f"{index}/{name}": value.detach().cpu().contiguous().clone() for name, value in own.items() if value is not None
             }
-            rows.append({name: getattr(one, name) for name in PLAIN})
+            rows.append({each.name: getattr(one, each.name) for each in fields(one) if each.name not in (*TENSORS, "variables")})
         try:
             self._folder.mkdir(parents=True, exist_ok=True)
             told = {"rows": json.dumps(rows), "seconds": json.dumps(seconds)}
@@ -80,6 +83,8 @@ class PartialWork:
         own = {name.split("/", 1)[1]: value for name, value in tensors.items() if name.startswith(f"{index}/")}
         variables = {name.removeprefix("variables/"): v for name, v in own.items() if name.startswith("variables/")}
         whole = {name: own.get(name) for name in TENSORS}
+        from gradveil.records import Reconstruction
+
         return Reconstruction(**{**row, **whole, "variables": variables})
 
     def _path(self, place: int) -> Path:
