@@ -101,7 +101,8 @@ cut = "cut1"
 parts = "left_right"
 """
 
-IGNORED = frozenset({"key", "format", "version", "command", "out", "provenance", "seconds", "client_seconds", "latency"})
+IGNORED = frozenset({"key", "format", "version", "command", "out", "provenance", "seconds", "client_seconds", "latency", "rdlv"})
+"""What differs between any two runs; and ``rdlv``, a metric that cells held until it was taken out on purpose."""
 """Names of values that may differ between two runs of the same code: keys hold its digest, and times are times."""
 STATISTICS = frozenset({"low", "high", "interval", "p", "p_value", "pearson", "spearman"})
 """Names of intervals, p-values and correlations: floats at or below them are equal within `TOLERANCE`."""
