@@ -32,7 +32,7 @@ def measure_latency(federation: Federation, *, seconds: float = 3.0) -> Latency:
     if federation.defense == plain.defense:
         # Without a defense the two are one measurement, and noise must not make them differ.
         best = min(_time(plain, {})[0] for _ in range(3))
-        return Latency(best, best)
+        return Latency(defended_ms=round(best, 3), undefended_ms=round(best, 3))
     kept = [_time(side, None)[1] for side in (federation, plain)]
     times: list[list[float]] = [[], []]
     begun = time.perf_counter()
@@ -41,7 +41,7 @@ def measure_latency(federation: Federation, *, seconds: float = 3.0) -> Latency:
             times[number].append(_time(side, kept[number])[0])
         if time.perf_counter() - begun > seconds:
             break
-    return Latency(min(times[0]), min(times[1]))
+    return Latency(defended_ms=round(min(times[0]), 3), undefended_ms=round(min(times[1]), 3))
 
 
 def _time(federation: Federation, state: Named | None) -> tuple[float, Named]:

@@ -22,7 +22,6 @@ import torch
 import torch.nn.functional as F
 
 from gradveil import tensors
-from gradveil.client.guarantees import Guarantee
 from gradveil.data import DIVISIONS, Dataset, public_images
 from gradveil.data.divisions import Division
 from gradveil.defenses import build_defense
@@ -37,6 +36,7 @@ from gradveil.randomness import Seed
 from gradveil.storage.training_folder import Checkpoint, TrainingFolder
 from gradveil.study.federation import FederationSettings
 from gradveil.study.local_training import TrainingSettings
+from gradveil.study.proved import Guarantee
 from gradveil.study.training_result import Latency, RoundRecord, TrainingResult
 from gradveil.tensors import Named
 
@@ -218,14 +218,12 @@ def train_vertical(
                 on_round(record)
     weights = {f"bottoms.{p}.{name}": value for p, own in enumerate(state.bottoms) for name, value in own.items()}
     timed = measure_party(training) if latency and len(records) >= settings.rounds else None
-    return TrainingResult(
-        settings=settings,
-        rounds=tuple(records),
-        weights={**weights, **{f"top.{name}": value for name, value in state.top.items()}},
-        buffers={},
-        seconds=sum(record.seconds for record in records),
+    return TrainingResult.of(
+        records,
+        {**weights, **{f"top.{name}": value for name, value in state.top.items()}},
+        settings=settings.as_dict(),
         latency=timed,
-        guarantee=Guarantee(epsilon=None, reason=NO_PROOF).as_dict(),
+        guarantee=Guarantee(reason=NO_PROOF),
     )
 
 
@@ -291,7 +289,7 @@ def measure_party(training: VerticalTraining, *, seconds: float = 3.0) -> Latenc
     if federation.defense == plain.defense:
         # Without a defense the two are one measurement, and noise must not make them differ.
         best = min(_party_time(plain, plain.start(), inputs, targets)[0] for _ in range(3))
-        return Latency(best, best)
+        return Latency(defended_ms=round(best, 3), undefended_ms=round(best, 3))
     sides = (federation, plain)
     # What a defense prepares once is not counted; what it makes anew in every step is.
     warm = [_party_time(side, side.start(), inputs, targets)[1] for side in sides]
@@ -302,7 +300,7 @@ def measure_party(training: VerticalTraining, *, seconds: float = 3.0) -> Latenc
             times[number].append(_party_time(side, warm[number], inputs, targets)[0])
         if time.perf_counter() - begun > seconds:
             break
-    return Latency(min(times[0]), min(times[1]))
+    return Latency(defended_ms=round(min(times[0]), 3), undefended_ms=round(min(times[1]), 3))
 
 
 def _party_time(

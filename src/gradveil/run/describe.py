@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from dataclasses import replace
 
 import gradveil
 from gradveil.attacks import resolve
@@ -15,6 +15,7 @@ from gradveil.provenance import provenance
 from gradveil.run.grid import cells_of
 from gradveil.study.cell import Cell
 from gradveil.study.plan import Plan
+from gradveil.study.results import Run
 
 __all__ = ["NOT_TESTED", "describe_cells", "describe_run"]
 
@@ -28,28 +29,26 @@ NOT_TESTED = (
 )
 
 
-def describe_run(plan: Plan, keys: list[str], command: str) -> dict[str, Any]:
-    """Return run.json of docs/results-format.md for a plan."""
-    return describe_cells(cells_of(plan), keys, command, plan.title) | {"plan": plan.as_dict()}
+def describe_run(plan: Plan, keys: Sequence[str], command: str) -> Run:
+    """Return what run.json says about a plan."""
+    return replace(describe_cells(cells_of(plan), keys, command, plan.title), plan=plan.as_dict())
 
 
-def describe_cells(cells: Sequence[Cell], keys: list[str], command: str, title: str) -> dict[str, Any]:
-    """Return run.json for a list of cells."""
+def describe_cells(cells: Sequence[Cell], keys: Sequence[str], command: str, title: str) -> Run:
+    """Return what run.json says about a list of cells."""
     parts = {part.card.name: part.card for cell in cells for part in parts_of(build_defense(cell.defense))}
     attacks = {m.attack.card.name: m.attack.card for cell in cells for m in resolve(cell.ensemble, threat_of(cell).sees).members}
-    return {
-        "format": "gradveil-run-1",
-        "version": gradveil.__version__,
-        "title": title,
-        "command": command,
-        "plan": {},
-        "cells": keys,
-        "builtin_data": all(cell.data in DATASETS.names() for cell in cells),
-        "not_tested": list(NOT_TESTED),
-        "provenance": provenance(cells[0].seed, cells[0].device),
-        "cards": {
+    return Run(
+        version=gradveil.__version__,
+        title=title,
+        command=command,
+        keys=tuple(keys),
+        builtin_data=all(cell.data in DATASETS.names() for cell in cells),
+        not_tested=NOT_TESTED,
+        provenance=provenance(cells[0].seed, cells[0].device),
+        cards={
             "defenses": {name: parts[name].as_dict() for name in sorted(parts)},
             "attacks": {name: attacks[name].as_dict() for name in sorted(attacks)},
             "metrics": {card.name: card.as_dict() for card in METRICS.cards()},
         },
-    }
+    )
