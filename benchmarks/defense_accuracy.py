@@ -25,6 +25,7 @@ from defense_rows import ROWS, rows
 
 from gradveil import __version__
 from gradveil.federation.engine import train
+from gradveil.study.codec import encode
 from gradveil.study.federation import FederationSettings
 
 # Two-sided 95 % points of Student's t for 1 to 9 degrees of freedom.
@@ -44,10 +45,10 @@ def one(settings: FederationSettings, path: Path) -> str:
         "final_accuracy": result.final_accuracy,
         "best_accuracy": result.best_accuracy,
         "accuracy": [[entry.round, entry.accuracy] for entry in result.rounds if entry.accuracy is not None],
-        "bytes_up": result.bytes_up,
-        "bytes_down": result.bytes_down,
+        "bytes_up": result.bytes.up,
+        "bytes_down": result.bytes.down,
         "refused": sum(entry.refused for entry in result.rounds),
-        "latency": result.latency.as_dict() if result.latency is not None else None,
+        "latency": encode(result.latency),
         "seconds": result.seconds,
     }
     path.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")

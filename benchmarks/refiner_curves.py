@@ -37,6 +37,7 @@ from gradveil.defenses import build_defense
 from gradveil.defenses.refiner.restorer import MOST_CONTRAST
 from gradveil.federation.engine import train
 from gradveil.study.cell import Cell
+from gradveil.study.codec import encode
 from gradveil.study.federation import FederationSettings
 
 NONE = "none"
@@ -138,7 +139,7 @@ def attack(spelling: str, options: argparse.Namespace) -> dict[str, Any]:
         defense=spelling,
         risk="off",
     )
-    record = run_cell(cell).record
+    record = encode(run_cell(cell).result)
     informed = record["informed"] or record["plain"]
     return {
         "n": record["n"],

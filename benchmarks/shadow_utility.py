@@ -77,7 +77,7 @@ def main() -> None:
                     "f1": last.f1,
                     "accuracy": last.accuracy,
                     "f1_by_round": [each.f1 for each in result.rounds if each.f1 is not None],
-                    "client_seconds": round(sum(each.client_seconds for each in result.rounds), 3),
+                    "client_seconds": round(sum(each.client_seconds or 0.0 for each in result.rounds), 3),
                     "cpu_seconds": round(time.process_time() - begun, 1),
                 }
             )

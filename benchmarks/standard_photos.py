@@ -27,10 +27,11 @@ def main() -> None:
         cells, options.out, lambda keys: describe_cells(cells, keys, command, "standard on photos"), workers=options.workers
     )
     for cell in result.cells:
-        found, bar = cell["selected"], cell["bar"]
+        found, bar = cell.selected.psnr, cell.bar.psnr
+        assert found is not None and bar is not None
         sys.stdout.write(
-            f"{cell['cell']['model']}: identified {found['identified']['count']} of {cell['n']}, "
-            f"median PSNR {found['psnr']['median']:.1f} dB (best null {bar['psnr']['value']:.1f} dB)\n"
+            f"{cell.settings['model']}: identified {cell.selected.identified.count} of {cell.n}, "
+            f"median PSNR {found.median:.1f} dB (best null {bar.value:.1f} dB)\n"
         )
 
 

@@ -32,6 +32,7 @@ from gradveil import __version__
 from gradveil.audit.cell import run_cell
 from gradveil.federation.engine import train
 from gradveil.study.cell import Cell
+from gradveil.study.codec import encode
 from gradveil.study.federation import FederationSettings
 
 KNOB = (1e-7, 1e-6, 1e-5, 1e-4, 1e-3, 0.01, 0.03, 0.1, 0.25, 0.5, 1.0, 2.0, 4.0)
@@ -58,7 +59,7 @@ def kept(folder: Path, name: str, settings: dict[str, Any], measure: Callable[[]
 
 def attacked(cell: Cell) -> dict[str, Any]:
     """Attack one setting and return the rows that matter."""
-    record = run_cell(cell).record
+    record = encode(run_cell(cell).result)
     rows = {}
     for name in ("selected", "plain", "informed", "best_by_truth"):
         row = record[name]

@@ -18,14 +18,13 @@ def main(out: Path) -> None:
         records=8,
         steps=20,  # keeps this example short; leave it out for a real audit
     )
-    result = run_audit(plan, out, workers=1)
-    for cell in result.cells:
-        found = cell["selected"]["identified"]
-        interval = f"95 %: {found['low']:.0%} to {found['high']:.0%}"
-        print(f"{cell['cell']['defense']}: {found['count']} of {found['n']} records identified ({interval})")
-        for check in cell["checks"]:
-            if check["level"] != "ok":
-                print(f"  {check['level']}: {check['sentence']}")
+    for cell in run_audit(plan, out, workers=1).cells:
+        found = cell.identified
+        print(
+            f"{cell.defense.spelling}: {found.count} of {found.n} records identified (95 %: {found.low:.0%} to {found.high:.0%})"
+        )
+        for check in (*cell.failures, *cell.warnings):
+            print(f"  {check.level}: {check.sentence}")
     print(f"report: {write_report(out)}")
 
 

@@ -25,11 +25,11 @@ def main(folder: Path) -> None:
     np.savez(data, x=scans.astype(np.float32), y=np.arange(150) % 3)
 
     plan = Plan.default(data=str(data), model=f"{__file__}:make_model", defense="none", records=4, steps=50)
-    result = run_audit(plan, folder / "results", workers=1)
-    found = result.cells[0]["selected"]["identified"]
-    print(f"{found['count']} of {found['n']} records identified among {result.cells[0]['candidates']}")
-    print(f"report to share, without pictures: {write_report(result.out)}")
-    print(f"report to keep inside: {write_report(result.out, private=True)}")
+    run = run_audit(plan, folder / "results", workers=1)
+    cell = run.cells[0]
+    print(f"{cell.identified.count} of {cell.identified.n} records identified among {cell.candidates}")
+    print(f"report to share, without pictures: {write_report(run.out)}")
+    print(f"report to keep inside: {write_report(run.out, private=True)}")
 
 
 if __name__ == "__main__":

@@ -31,7 +31,7 @@ def main(folder: Path) -> None:
     for name, settings in runs.items():
         result = train(settings, out=folder / name.replace(", ", "-"), latency=True)
         assert result.latency is not None and result.final_accuracy is not None
-        sent = result.bytes_up / len(result.rounds) / 1000
+        sent = result.bytes.up_per_round / 1000
         print(f"{name}: accuracy {result.final_accuracy:.1%}, {sent:.1f} kB up per round, {result.latency.ratio:.2f}x the time")
 
 

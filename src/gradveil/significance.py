@@ -8,9 +8,8 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
-__all__ = ["AGAINST_ALL", "AGAINST_BASELINE", "LEVEL", "SignedRank", "clearly_ahead", "daggers", "signed_rank"]
+__all__ = ["AGAINST_ALL", "AGAINST_BASELINE", "LEVEL", "SignedRank", "daggers", "signed_rank"]
 
 MOST_EXACT = 50
 """Pairs up to which the probability is counted out; beyond, the normal approximation agrees to a few parts in a thousand."""
@@ -122,19 +121,3 @@ def _differ(left: Mapping[str, float], right: Mapping[str, float], level: float)
     if not shared:
         return False
     return signed_rank([left[record] for record in shared], [right[record] for record in shared]).p < level
-
-
-def clearly_ahead(attackers: Sequence[Mapping[str, Any]], selected: Mapping[str, Any]) -> Mapping[str, Any] | None:
-    """Return the attacker who alone identified clearly more records than the choice among all candidates, if there is one.
-
-    A recipe that somebody commits to needs no truth, so what it identifies is identified, whatever the referee preferred. Their
-    intervals must not touch: among a dozen attackers some are ahead by chance.
-
-    Args:
-        attackers: Rows of `gradveil.audit.judge.per_recipe`, as cells keep them.
-        selected: The summary of the choice.
-    """
-    chosen = selected.get("identified") or {}
-    shares = [(row, (row.get("summary") or {}).get("identified") or {}) for row in attackers]
-    ahead = [(share.get("value", 0.0), row) for row, share in shares if share.get("low", 0.0) > chosen.get("high", 1.0)]
-    return max(ahead, key=lambda pair: float(pair[0]))[1] if ahead else None

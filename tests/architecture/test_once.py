@@ -23,7 +23,7 @@ ONCE: dict[str, tuple[str, set[str]]] = {
     # Settings of a federation wait to be rewritten; fields read what files of results hold.
     "what counts as a number": (
         r"isinstance\(\w+, bool\) (or|and)|(or|and) not isinstance\(\w+, bool\)|(or|and) isinstance\(\w+, bool\)",
-        {"study/checks.py", "study/fields.py"},
+        {"study/checks.py"},
     ),
     "intervals and tails of counts": (r"NormalDist|math\.comb\(", set()),
 }

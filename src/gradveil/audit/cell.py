@@ -6,19 +6,19 @@ import hashlib
 import resource
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from gradveil.attacks import Attack, AttackContext, Ensemble, Referee, informed_twins, launch, line_up, resolve
 from gradveil.audit.certified import certify, guarantee_of
 from gradveil.audit.judge import Scored, best_by_truth, null_rows, per_recipe, score, select
 from gradveil.audit.materials import Materials
 from gradveil.audit.regions import region_of_cell
-from gradveil.audit.risks import CellRisk, risk_of_cell
+from gradveil.audit.risks import Scores, risk_of_cell
 from gradveil.audit.scene import Subject, build_subject
 from gradveil.audit.threat import threat_of
 from gradveil.audit.trust import LARGE_REGRET_DB, Evidence, run_checks
@@ -31,21 +31,24 @@ from gradveil.metrics import median, wilson
 from gradveil.randomness import Seed
 from gradveil.records import Observation, Reconstruction
 from gradveil.storage.partial import PartialWork
-from gradveil.study.cell import CELL_FORMAT, Cell
+from gradveil.study.cell import Cell
+from gradveil.study.codec import decode
+from gradveil.study.results import Bar, Bars, CellResult, Record, Region, Regret, Sent, Threat, Timing
+from gradveil.study.results import Defense as DefenseResult
+from gradveil.study.risks import CellRisk
 from gradveil.wire import encode_dense, tensor_bytes
 
-__all__ = ["CellResult", "attack_all", "planned_steps", "run_cell"]
+__all__ = ["MeasuredCell", "attack_all", "planned_steps", "run_cell"]
 
 STEP_LIMIT = 1_000_000
 
 
 @dataclass(frozen=True)
-class CellResult:
-    """One cell: what is the same on every run, what is not, and the pictures."""
+class MeasuredCell:
+    """One cell and its pictures, which are kept as arrays beside it."""
 
-    record: dict[str, Any]
-    timing: dict[str, Any]
-    pictures: dict[str, Any]
+    result: CellResult
+    pictures: dict[str, NDArray[np.float32]]
 
 
 def run_cell(
@@ -56,7 +59,7 @@ def run_cell(
     key: str = "",
     report: Callable[[int, int], None] | None = None,
     work: Path | None = None,
-) -> CellResult:
+) -> MeasuredCell:
     """Attack one cell with its ensemble and judge the result.
 
     Args:
@@ -90,18 +93,18 @@ def run_cell(
         found[count:],
     )
     risk = risk_of_cell(subject)
-    record, pictures = _judge(subject, ensemble, context, found[:count], referee, risk)
+    result, pictures = _judge(subject, ensemble, context, found[:count], referee, risk)
     seconds, steps = time.perf_counter() - started + partial.seconds, counter.done + partial.steps
-    timing = {
-        "key": key,
-        "seconds": round(seconds, 3),
-        "attack_steps": steps,
-        "steps_per_second": round(steps / max(seconds, 1e-9), 1),
-        "risk_seconds": round(risk.seconds, 3) if risk else 0.0,
-        "peak_memory_mb": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024,
+    timing = Timing(
+        key=key,
+        seconds=round(seconds, 3),
+        attack_steps=steps,
+        steps_per_second=round(steps / max(seconds, 1e-9), 1),
+        risk_seconds=round(risk.seconds, 3) if risk else 0.0,
+        peak_memory_mb=resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024,
         **_latency(subject),
-    }
-    return CellResult({"format": CELL_FORMAT, "key": key, **record}, timing, pictures)
+    )
+    return MeasuredCell(replace(result, key=key, timing=timing), pictures)
 
 
 class _Counter:
@@ -146,8 +149,8 @@ def _judge(
     context: AttackContext,
     candidates: Sequence[Sequence[Reconstruction]],
     referee: Referee,
-    risk: CellRisk | None,
-) -> tuple[dict[str, Any], dict[str, Any]]:
+    risk: Scores | None,
+) -> tuple[CellResult, dict[str, NDArray[np.float32]]]:
     seed = Seed(subject.cell.seed).child("summary")
     chosen = select(subject, candidates, referee)
     assert chosen is not None  # every target has candidates
@@ -166,72 +169,76 @@ def _judge(
     attackers = per_recipe(subject, candidates, referee, kept, seed)
     evidence = Evidence(subject, candidates, kept, verdicts, referee, selected, best, nulls, certificate, attackers)
     records = _records(subject, selected, best, kept)
-    record = {
-        "cell": {**subject.cell.as_dict(), "ensemble": ensemble.name, "threads": torch.get_num_threads()},
-        "defense": _describe_defense(subject),
-        "threat": subject.targets[0].observation.threat.as_dict(),
-        "n": len(subject.positions),
-        "candidates": len(subject.candidates),
-        "chance": 1 / len(subject.candidates),
-        **{name: row.summary(seed.child(name)) if row else None for name, row in rows.items()},
-        "region": region_of_cell(subject, {**rows, "data_mean": nulls["data_mean"]}, seed.child("region")),
-        "regret_db": _regret(selected, best),
-        "attackers": attackers,
-        "nulls": {name: null.summary(seed.child("null", name)) for name, null in nulls.items()},
-        "bar": _bar(nulls, seed),
-        "records": records,
-        "checks": [check.as_dict() for check in run_checks(evidence)],
-        "bytes": _bytes(subject),
-        "certificate": certificate,
-        "risk": _risk(risk, records, rows, selected) if risk else None,
-    }
+    region = region_of_cell(subject, {**rows, "data_mean": nulls["data_mean"]}, seed.child("region"))
+    summaries = {name: row.summary(seed.child(name)) for name, row in rows.items() if row is not None}
+    result = CellResult(
+        settings={**subject.cell.as_dict(), "ensemble": ensemble.name, "threads": torch.get_num_threads()},
+        defense=_describe_defense(subject),
+        threat=decode(Threat, subject.targets[0].observation.threat.as_dict()),
+        n=len(subject.positions),
+        candidates=len(subject.candidates),
+        chance=1 / len(subject.candidates),
+        selected=summaries["selected"],
+        best_by_truth=summaries["best_by_truth"],
+        plain=summaries.get("plain"),
+        informed=summaries.get("informed"),
+        region=region if isinstance(region, Region) else None,
+        regret=_regret(selected, best),
+        attackers=tuple(attackers),
+        nulls={name: null.summary(seed.child("null", name)) for name, null in nulls.items()},
+        bar=_bar(nulls),
+        records=records,
+        checks=tuple(run_checks(evidence)),
+        bytes=_bytes(subject),
+        certificate=certificate,
+        risk=_risk(risk, records, rows, selected) if risk else None,
+        unavailable={"region": region} if isinstance(region, str) else {},
+    )
     pictures = {name: row.images.numpy().astype(np.float32) for name, row in rows.items() if row is not None}
     pictures["original"] = torch.cat([t.batch.inputs for t in subject.targets]).numpy().astype(np.float32)
     pictures |= {f"null_{name}": nulls[name].images.numpy().astype(np.float32) for name in ("grey", "data_mean", "prior_only")}
-    return record, pictures
+    return result, pictures
 
 
-def _risk(risk: CellRisk, records: Sequence[dict[str, Any]], rows: dict[str, Scored | None], selected: Scored) -> dict[str, Any]:
+def _risk(risk: Scores, records: Sequence[Record], rows: dict[str, Scored | None], selected: Scored) -> CellRisk:
     """Return the scores beside the error of the attackers who know the defense; where there are none, of those there are."""
     informed = rows["informed"]
     errors = (informed or selected).column("mse")
-    return risk.as_dict([str(record["pseudonym"]) for record in records], errors, "informed" if informed else "plain")
+    return risk.beside([record.pseudonym for record in records], errors, "informed" if informed else "plain")
 
 
-def _regret(selected: Scored, best: Scored) -> dict[str, Any]:
+def _regret(selected: Scored, best: Scored) -> Regret:
     chosen, limit = selected.values["psnr"], best.values["psnr"]
     assert isinstance(chosen, torch.Tensor) and isinstance(limit, torch.Tensor)
     regret = (limit - chosen).clamp_min(0)
     middle = median(regret)
-    return {"median": middle, "worst": float(regret.max()), "flagged": middle > LARGE_REGRET_DB}
+    return Regret(median=middle, worst=float(regret.max()), flagged=middle > LARGE_REGRET_DB)
 
 
-def _bar(nulls: dict[str, Scored], seed: Seed) -> dict[str, Any]:
+def _bar(nulls: dict[str, Scored]) -> Bars:
     shares = {name: int((null.rank == 1).sum()) for name, null in nulls.items()}
     n = len(next(iter(nulls.values())).rank)
     top = max(shares, key=lambda name: shares[name])
     psnrs = {name: median(v) for name, null in nulls.items() if isinstance(v := null.values["psnr"], torch.Tensor)}
     best = max(psnrs, key=lambda name: psnrs[name])
-    return {
-        "identified": {"null": top, "value": shares[top] / n, "high": wilson(shares[top], n)[1]},
-        "psnr": {"null": best, "value": psnrs[best]},
-    }
+    identified = Bar(null=top, value=shares[top] / n, high=wilson(shares[top], n)[1])
+    return Bars(identified=identified, psnr=Bar(null=best, value=psnrs[best]))
 
 
-def _describe_defense(subject: Subject) -> dict[str, Any]:
+def _describe_defense(subject: Subject) -> DefenseResult:
     parts = parts_of(subject.defense)
     ladder = [type(parts[0])(**rung) for rung in parts[0].card.ladder] if len(parts) == 1 else []
-    return {
-        "spelling": subject.cell.defense,
-        "parts": [part.card.name for part in parts],
-        "rung": ladder.index(parts[0]) + 1 if parts[0] in ladder else None,
-        "rungs": len(ladder),
-        "random": any(part.random for part in parts),
-        "acts_on": sorted({station for part in parts for station in part.card.acts_on}),
-        "secure_aggregation": all(part.card.secure_aggregation for part in parts),
-        "guarantee": guarantee_of(subject).as_dict(),
-        "measured": _measured(subject),
-    }
+    return DefenseResult(
+        spelling=subject.cell.defense,
+        parts=tuple(part.card.name for part in parts),
+        rung=ladder.index(parts[0]) + 1 if parts[0] in ladder else None,
+        rungs=len(ladder),
+        random=any(part.random for part in parts),
+        acts_on=tuple(sorted({station for part in parts for station in part.card.acts_on})),
+        secure_aggregation=all(part.card.secure_aggregation for part in parts),
+        guarantee=guarantee_of(subject),
+        measured=_measured(subject),
+    )
 
 
 def _measured(subject: Subject) -> dict[str, float]:
@@ -240,31 +247,28 @@ def _measured(subject: Subject) -> dict[str, float]:
     return {name: sum(t.measured.get(name, 0.0) for t in subject.targets) / len(subject.targets) for name in names}
 
 
-def _records(subject: Subject, selected: Scored, best: Scored, kept: Sequence[Reconstruction]) -> list[dict[str, Any]]:
+def _records(subject: Subject, selected: Scored, best: Scored, kept: Sequence[Reconstruction]) -> tuple[Record, ...]:
     size = len(subject.targets[0].batch)
     columns = {name: selected.column(name) for name in ("psnr", "ssim", "mse", "lpips")}
     limit = best.column("psnr")
     dense = subject.dataset.dense
     labels = [None] * len(subject.indices) if dense else torch.cat([t.batch.targets for t in subject.targets]).tolist()
-    rows = []
-    for i, index in enumerate(subject.indices):
-        found, top = columns["psnr"][i], limit[i]
-        owners = subject.dataset.owners
-        rows.append(
-            {
-                "pseudonym": _pseudonym("r", subject.dataset.records[index], subject),
-                "owner": _pseudonym("o", owners[index], subject) if owners else None,
-                "label": labels[i],
-                "label_correct": bool(selected.labels[i] > 0.5) if selected.labels is not None else None,
-                "identified": bool(selected.rank[i] == 1),
-                "rank": int(selected.rank[i]),
-                **{name: column[i] for name, column in columns.items()},
-                "recipe": kept[i // size].recipe,
-                "stance": kept[i // size].stance,
-                "regret_db": max(0.0, (top or 0.0) - (found or 0.0)),
-            }
+    owners = subject.dataset.owners
+    return tuple(
+        Record(
+            pseudonym=_pseudonym("r", subject.dataset.records[index], subject),
+            owner=_pseudonym("o", owners[index], subject) if owners else None,
+            label=labels[i],
+            label_correct=bool(selected.labels[i] > 0.5) if selected.labels is not None else None,
+            identified=bool(selected.rank[i] == 1),
+            rank=int(selected.rank[i]),
+            **{name: column[i] for name, column in columns.items()},
+            recipe=kept[i // size].recipe,
+            stance=kept[i // size].stance,
+            regret_db=max(0.0, (limit[i] or 0.0) - (columns["psnr"][i] or 0.0)),
         )
-    return rows
+        for i, index in enumerate(subject.indices)
+    )
 
 
 def _pseudonym(kind: str, identity: str, subject: Subject) -> str:
@@ -276,10 +280,10 @@ def _pseudonym(kind: str, identity: str, subject: Subject) -> str:
     return f"{kind}-{hashlib.sha256(salt.encode()).hexdigest()[:10]}"
 
 
-def _bytes(subject: Subject) -> dict[str, int]:
+def _bytes(subject: Subject) -> Sent:
     target = subject.targets[0]
     dense = tensor_bytes(encode_dense(target.observation.update))
-    return {"up": tensor_bytes(target.sent[0]), "dense": dense}
+    return Sent(up=tensor_bytes(target.sent[0]), dense=dense)
 
 
 def _latency(subject: Subject) -> dict[str, float]:

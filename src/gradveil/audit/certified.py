@@ -3,21 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
+from dataclasses import replace
 
 import torch
 from torch import Tensor
 
 from gradveil.audit.floors import mean_error_of_cell
 from gradveil.audit.scene import Subject
-from gradveil.client.guarantees import Guarantee
 from gradveil.client.releases import RANGE_OF_DATA, privacy_of_updates
-from gradveil.metrics import wilson
+from gradveil.metrics import share_of
 from gradveil.randomness import Seed
 from gradveil.records import Batch
 from gradveil.registry import parse_call
 from gradveil.risk.candidates import candidate_scores, flat, strict_hits, without_noise
-from gradveil.risk.certificates import Certificate, certificate_from
+from gradveil.risk.certificates import certificate_from
+from gradveil.study.measures import Share
+from gradveil.study.proved import Certificate, Guarantee
 
 __all__ = ["certificate_of_cell", "certify", "guarantee_of", "matching_attack"]
 
@@ -48,11 +49,11 @@ def guarantee_of(subject: Subject) -> Guarantee:
     )
 
 
-def certify(subject: Subject) -> dict[str, Any]:
-    """Return the certificate of a cell with the matching attack beside it, as plain JSON values."""
+def certify(subject: Subject) -> Certificate:
+    """Return the certificate of a cell with the matching attack and the least mean error beside it."""
     found = certificate_of_cell(subject)
     matching = matching_attack(subject) if found.identified is not None else None
-    return {**found.as_dict(), "matching": matching, "mean_error": mean_error_of_cell(subject).as_dict()}
+    return replace(found, matching=matching, mean_error=mean_error_of_cell(subject))
 
 
 def certificate_of_cell(subject: Subject) -> Certificate:
@@ -83,7 +84,7 @@ def _known(subject: Subject, proved: Guarantee) -> int:
     return everyone - (1 if proved.unit == "record" else cell.batch_size)
 
 
-def matching_attack(subject: Subject) -> dict[str, Any] | None:
+def matching_attack(subject: Subject) -> Share | None:
     """Let an attacker with the list of candidates pick the one that explains each update best.
 
     It replays the client without noise on every candidate. For one record in an update, and noise added to that update, no
@@ -102,9 +103,7 @@ def matching_attack(subject: Subject) -> dict[str, Any] | None:
         own = subject.candidate_labels[list(subject.positions)]
         scores = scores.masked_fill(subject.candidate_labels != own[:, None], float("-inf"))
     hits = strict_hits(scores, subject.positions)
-    count, n = int(hits.sum()), len(hits)
-    low, high = wilson(count, n)
-    return {"value": count / n, "low": low, "high": high, "count": count, "n": n}
+    return share_of(int(hits.sum()), len(hits))
 
 
 def _shares(subject: Subject) -> Iterator[Tensor]:

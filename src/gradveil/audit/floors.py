@@ -7,7 +7,7 @@ candidates and smoothed with N(0, `SMOOTHING`²), as the theorem needs a density
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -28,8 +28,9 @@ from gradveil.risk.exposure import defended_release
 from gradveil.risk.mean_error import MeanErrorBound, mean_error_bound, mean_error_from_spectra, smoothed_score
 from gradveil.spectra.jacobians import Jacobian
 from gradveil.spectra.spectrum import DENSE_ENTRIES
+from gradveil.study.proved import MeanError
 
-__all__ = ["SMOOTHING", "Floor", "mean_error_of_cell"]
+__all__ = ["SMOOTHING", "as_floor", "mean_error_of_cell"]
 
 SMOOTHING = 0.1
 """τ of the prior, in units of the input's range; no floor can be above τ², that is 20 dB."""
@@ -39,50 +40,17 @@ PROBES = 16
 """Random directions for the trace of Jᵀ J; their scatter is part of the interval."""
 
 
-@dataclass(frozen=True)
-class Floor:
-    """The least mean squared error per entry of any attacker, or why there is none.
-
-    Attributes:
-        bound: The floor with its interval over inputs.
-        noise_std: Standard deviation of the noise on the release.
-        reason: Why there is none; empty where there is one.
-    """
-
-    bound: MeanErrorBound | None = None
-    noise_std: float = 0.0
-    reason: str = ""
-
-    def as_dict(self) -> dict[str, Any]:
-        """Return plain JSON values; the PSNR is that of the lower end, the most that is sure."""
-        if self.bound is None:
-            return {"mse": None, "reason": self.reason}
-        sure = replace(self.bound, value=self.bound.value if self.bound.low is None else self.bound.low)
-        return {
-            "mse": self.bound.value,
-            "low": self.bound.low,
-            "high": self.bound.high,
-            "psnr": sure.psnr,
-            "n": self.bound.n,
-            "form": self.bound.form,
-            "confidence": self.bound.confidence,
-            "smoothing": SMOOTHING,
-            "noise_std": self.noise_std,
-            "reason": "",
-        }
-
-
-def mean_error_of_cell(subject: Subject) -> Floor:
+def mean_error_of_cell(subject: Subject) -> MeanError:
     """Return the floor under the mean error of a cell whose updates hold one record each, or why there is none."""
     reason = _why_not(subject)
     if reason:
-        return Floor(reason=reason)
+        return MeanError(reason=reason)
     seed = Seed(subject.cell.seed).child("mean error")
     try:
         learner = build_learner(subject.cell, subject.dataset, subject.defense)
         return _floor(subject, learner, seed)
     except GradveilError as error:
-        return Floor(reason=str(error))
+        return MeanError(reason=str(error))
 
 
 def _why_not(subject: Subject) -> str:
@@ -108,7 +76,7 @@ def _adds_gaussian_noise(part: Defense) -> bool:
     return (isinstance(part, GaussianNoise) and part.std > 0) or (isinstance(part, DPSGD) and part.noise_multiplier > 0)
 
 
-def _floor(subject: Subject, learner: Learner, seed: Seed) -> Floor:
+def _floor(subject: Subject, learner: Learner, seed: Seed) -> MeanError:
     count = min(INPUTS, len(subject.candidates))
     noise = torch.randn(subject.candidates[:count].shape, generator=seed.generator("smoothing"))
     smoothed = subject.candidates[:count] + SMOOTHING * noise
@@ -130,7 +98,23 @@ def _floor(subject: Subject, learner: Learner, seed: Seed) -> Floor:
         # One singular value with the whole trace: this form needs no more than the sum of their squares.
         roots = [[math.sqrt(trace)] for trace in traces]
         bound = mean_error_from_spectra(roots, dimension=size, noise_std=std, score_trace=size / SMOOTHING**2)
-    return Floor(bound, std)
+    return as_floor(bound, std)
+
+
+def as_floor(bound: MeanErrorBound, noise_std: float) -> MeanError:
+    """Return a bound with its PSNR: that of the lower end of the interval, the most that is sure."""
+    sure = replace(bound, value=bound.value if bound.low is None else bound.low)
+    return MeanError(
+        mse=bound.value,
+        low=bound.low,
+        high=bound.high,
+        psnr=sure.psnr,
+        n=bound.n,
+        form=bound.form,
+        confidence=bound.confidence,
+        smoothing=SMOOTHING,
+        noise_std=noise_std,
+    )
 
 
 def _gram(jacobian: Jacobian) -> np.ndarray[Any, np.dtype[np.float64]]:

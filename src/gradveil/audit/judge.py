@@ -21,6 +21,8 @@ from gradveil.metrics.base import Unavailable
 from gradveil.metrics.identification import IIP
 from gradveil.randomness import Seed
 from gradveil.records import Reconstruction
+from gradveil.study.measures import Summary
+from gradveil.study.results import Attacker
 
 __all__ = ["Scored", "best_by_truth", "null_rows", "per_recipe", "score", "select"]
 
@@ -38,13 +40,13 @@ class Scored:
     rank: Tensor
     labels: Tensor | None
 
-    def summary(self, seed: Seed) -> dict[str, Any]:
-        """Return the SUMMARY of docs/results-format.md."""
+    def summary(self, seed: Seed) -> Summary:
+        """Return the metrics of all records with their intervals."""
         rows: dict[str, Any] = {"identified": (self.rank == 1).double(), **self.values}
         rows |= {f"iip_{k}": among_nearest(self.rank, k).double() for k in IIP}
         if self.labels is not None:
             rows["label_accuracy"] = self.labels
-        return summarise(rows, seed)
+        return summarise(rows, seed, Summary)
 
     def column(self, name: str) -> list[float | None]:
         """Return one metric per record, None where it is not available."""
@@ -176,7 +178,7 @@ def per_recipe(
     referee: Referee,
     chosen: Sequence[Reconstruction],
     seed: Seed,
-) -> list[dict[str, Any]]:
+) -> list[Attacker]:
     """Return one row per recipe and stance: tries, how often it was selected, and its own summary."""
     rows = []
     keys = list(dict.fromkeys(recipe_key(c) for c in candidates[0]))
@@ -184,13 +186,13 @@ def per_recipe(
         own = [[c for c in many if recipe_key(c) == key] for many in candidates]
         kept = [many[referee.select(t.observation, many).chosen] for t, many in zip(subject.targets, own, strict=True)]
         rows.append(
-            {
-                "recipe": kept[0].recipe,
-                "stance": kept[0].stance,
-                "tries": len(own[0]),
-                "chosen": sum(recipe_key(c) == key for c in chosen),
-                "rehearsal_psnr": referee.rehearsal.get(key),
-                "summary": score(subject, kept).summary(seed.child(key)),
-            }
+            Attacker(
+                recipe=kept[0].recipe,
+                stance=kept[0].stance,
+                tries=len(own[0]),
+                chosen=sum(recipe_key(c) == key for c in chosen),
+                rehearsal_psnr=referee.rehearsal.get(key),
+                summary=score(subject, kept).summary(seed.child(key)),
+            )
         )
     return rows

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -15,33 +14,35 @@ from gradveil.metrics.regions import REGION, SHARE, bounding_boxes, measure_regi
 from gradveil.metrics.summary import summarise
 from gradveil.models.grad_cam import grad_cam_pp
 from gradveil.randomness import Seed
+from gradveil.study.measures import Quality
+from gradveil.study.results import Region
 
 __all__ = ["region_of_cell"]
 
 NAMES = ("mse", "psnr", "ssim", "lpips")
 
 
-def region_of_cell(subject: Subject, rows: Mapping[str, Scored | None], seed: Seed) -> dict[str, Any]:
+def region_of_cell(subject: Subject, rows: Mapping[str, Scored | None], seed: Seed) -> Region | str:
     """Return summaries inside the region of each row of reconstructions, or why there is no region.
 
     The region is the bounding box of the most salient 30 % under Grad-CAM++, at the true labels and the first global weights.
     """
     truth = originals(subject)
     if subject.cell.cut or truth.ndim != 4:
-        return {"unavailable": "a target region needs a whole model that looks at pictures"}
+        return "a target region needs a whole model that looks at pictures"
     try:
         boxes = bounding_boxes(_saliency(subject, truth))
     except GradveilError as error:
-        return {"unavailable": str(error)}
+        return str(error)
     sizes = (boxes[:, 2:] - boxes[:, :2]).prod(dim=1).double() / (truth.shape[2] * truth.shape[3])
     if bool((sizes == 1).all()):
-        return {"unavailable": "the model singles out no part of these pictures"}
-    found: dict[str, Any] = {"share": SHARE, "area": float(sizes.mean())}
+        return "the model singles out no part of these pictures"
+    groups = {}
     for name, row in rows.items():
         if row is not None:
             values = measure_region(row.images, truth, boxes, NAMES)
-            found[name] = summarise({key.removeprefix(REGION): each for key, each in values.items()}, seed.child(name))
-    return found
+            groups[name] = summarise({key.removeprefix(REGION): each for key, each in values.items()}, seed.child(name), Quality)
+    return Region(share=SHARE, area=float(sizes.mean()), **groups)
 
 
 def _saliency(subject: Subject, truth: Tensor) -> Tensor:

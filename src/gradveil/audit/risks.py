@@ -13,7 +13,6 @@ import time
 from collections import defaultdict
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,14 +24,15 @@ from gradveil.learning import Learner
 from gradveil.randomness import Seed
 from gradveil.records import Batch
 from gradveil.risk.calibration import read_alpha
-from gradveil.risk.exposure import Assessment, assess
+from gradveil.risk.exposure import assess
 from gradveil.risk.invloss import MEANING
 from gradveil.risk.invre import BETA
 from gradveil.spectra.jacobians import Jacobian
 from gradveil.spectra.spectrum import Spectrum, choose_mode
 from gradveil.study.cell import Cell
+from gradveil.study.risks import Assessment, CellRisk, Coefficient, Correlation, RiskRecord, RiskSide
 
-__all__ = ["CellRisk", "correlate", "quick_mode", "risk_of_cell"]
+__all__ = ["Scores", "correlate", "quick_mode", "risk_of_cell"]
 
 OFF = "off"
 EXACT_INPUTS = 1024
@@ -49,7 +49,7 @@ MOST_KNOWN = 16
 
 
 @dataclass(frozen=True)
-class CellRisk:
+class Scores:
     """The scores of a cell's records, or why there are none.
 
     Attributes:
@@ -68,8 +68,8 @@ class CellRisk:
     note: str = ""
     seconds: float = 0.0
 
-    def as_dict(self, names: Sequence[str], errors: Sequence[float | None], attack: str) -> dict[str, Any]:
-        """Return plain JSON values without times, which differ from run to run.
+    def beside(self, names: Sequence[str], errors: Sequence[float | None], attack: str) -> CellRisk:
+        """Return the scores beside what attacks reached, without times, which differ from run to run.
 
         Args:
             names: Pseudonyms of the records, in their order.
@@ -77,58 +77,47 @@ class CellRisk:
             attack: Whose error that is: ``informed``, or ``plain`` where there was no informed attacker.
         """
         if self.defended is None or self.undefended is None:
-            return {"reason": self.reason, "meaning": MEANING}
-        scores = [record.risk for record in self.defended.records]
-        rows = [
-            {
-                "pseudonym": name,
-                "invre": own.invre,
-                "low": own.low,
-                "high": own.high,
-                "score": own.score,
-                "band": own.band,
-                "undefended": bare.risk.invre,
-                "error": error,
-            }
+            return CellRisk(reason=self.reason, meaning=MEANING)
+        scores = self.defended.records
+        records = tuple(
+            RiskRecord(
+                pseudonym=name,
+                invre=own.invre,
+                low=own.low,
+                high=own.high,
+                score=own.score,
+                band=own.band,
+                undefended=bare.invre,
+                error=error,
+            )
             for name, own, bare, error in zip(names, scores, self.undefended.records, errors, strict=True)
-        ]
-        return {
-            "reason": "",
-            "meaning": MEANING,
-            "alpha": self.alpha,
-            "beta": BETA,
-            "gap_rule": scores[0].gap_rule,
-            "noise_form": "paper",
-            "defended": _side(self.defended),
-            "undefended": _side(self.undefended),
-            "records": rows,
-            "correlation": {"attack": attack, **correlate([own.invre for own in scores], errors)},
-            "notes": list(dict.fromkeys(filter(None, (self.note, *_too_close(self.defended), *_notes(self))))),
-        }
-
-
-def _notes(risk: CellRisk) -> list[str]:
-    return [note for side in (risk.defended, risk.undefended) if side is not None for note in side.notes]
+        )
+        notes = (self.note, *_too_close(self.defended), *self.defended.notes, *self.undefended.notes)
+        return CellRisk(
+            meaning=MEANING,
+            alpha=self.alpha,
+            beta=BETA,
+            gap_rule=scores[0].gap_rule,
+            noise_form="paper",
+            defended=_side(self.defended),
+            undefended=_side(self.undefended),
+            records=records,
+            correlation=correlate([own.invre for own in scores], errors, attack),
+            notes=tuple(dict.fromkeys(filter(None, notes))),
+        )
 
 
 def _too_close(found: Assessment) -> list[str]:
     """Warn where records differ by less than leading singular values can tell."""
-    scores = [record.risk.invre for record in found.records]
+    scores = [record.invre for record in found.records]
     if max(scores) - min(scores) >= LEADING_ERROR or all(record.mode != "leading" for record in found.records):
         return []
     told = f"scores from leading singular values are good to about {LEADING_ERROR:g}, and these records differ by less"
     return [f"{told}: to rank them, score exactly with risk = 'gram'"] if len(scores) > 1 else []
 
 
-def _side(found: Assessment) -> dict[str, Any]:
-    bands = [record.risk.band for record in found.records]
-    return {
-        "mean": found.mean,
-        "worst": found.worst.risk.invre,
-        "high": max(record.risk.high for record in found.records),
-        "mode": "+".join(sorted({record.mode for record in found.records})),
-        "bands": {name: bands.count(name) for name in ("minimal", "moderate", "high")},
-    }
+def _side(found: Assessment) -> RiskSide:
+    return RiskSide(mean=found.mean_invre, worst=found.worst_invre, high=found.high, mode=found.mode, bands=found.bands)
 
 
 def quick_mode(jacobian: Jacobian) -> str:
@@ -141,7 +130,7 @@ def quick_mode(jacobian: Jacobian) -> str:
     return "leading" if chosen == "gram" and jacobian.inputs > EXACT_INPUTS else chosen
 
 
-def risk_of_cell(subject: Subject) -> CellRisk | None:
+def risk_of_cell(subject: Subject) -> Scores | None:
     """Score the attacked records with and without the defense; None where the cell asks for no scores."""
     cell = subject.cell
     if cell.risk == OFF:
@@ -153,8 +142,8 @@ def risk_of_cell(subject: Subject) -> CellRisk | None:
     try:
         defended, undefended = (_assess(alone.replace(defense=name), subject, alpha) for name in (cell.defense, "none"))
     except GradveilError as error:
-        return CellRisk(reason=str(error), seconds=time.perf_counter() - begun)
-    return CellRisk(defended, undefended, alpha, note=_together(cell), seconds=time.perf_counter() - begun)
+        return Scores(reason=str(error), seconds=time.perf_counter() - begun)
+    return Scores(defended, undefended, alpha, note=_together(cell), seconds=time.perf_counter() - begun)
 
 
 def _together(cell: Cell) -> str:
@@ -194,21 +183,23 @@ def _same(cell: Cell, learner: Learner, subject: Subject) -> str:
     return digest.hexdigest()
 
 
-def correlate(scores: Sequence[float], errors: Sequence[float | None]) -> dict[str, Any]:
+def correlate(scores: Sequence[float], errors: Sequence[float | None], attack: str = "") -> Correlation:
     """Return Pearson's and Spearman's correlation of risk and error with two-sided p; None where one side does not vary.
 
     A negative one says that records with higher risk were rebuilt with less error, as they should be.
     """
     pairs = np.array([(score, error) for score, error in zip(scores, errors, strict=True) if error is not None], dtype=np.float64)
-    found: dict[str, Any] = {"pearson": None, "spearman": None, "n": len(pairs)}
     if len(pairs) < FEWEST or any(np.ptp(side) <= 1e-12 * np.abs(side).max() for side in pairs.T):
-        return found
-    for name, test in (("pearson", stats.pearsonr), ("spearman", stats.spearmanr)):
-        result = test(pairs[:, 0], pairs[:, 1])
-        found[name] = {"value": float(result.statistic), "p": float(result.pvalue)}
-    if len(pairs) <= EXACT:
-        found["spearman"]["p"] = _exact_p(*(stats.rankdata(side) for side in pairs.T))
-    return found
+        return Correlation(attack=attack, n=len(pairs))
+    pearson, spearman = (test(pairs[:, 0], pairs[:, 1]) for test in (stats.pearsonr, stats.spearmanr))
+    exact = len(pairs) <= EXACT
+    p = _exact_p(*(stats.rankdata(side) for side in pairs.T)) if exact else float(spearman.pvalue)
+    return Correlation(
+        attack=attack,
+        pearson=Coefficient(value=float(pearson.statistic), p=float(pearson.pvalue)),
+        spearman=Coefficient(value=float(spearman.statistic), p=p),
+        n=len(pairs),
+    )
 
 
 def _exact_p(first: NDArray[np.float64], second: NDArray[np.float64]) -> float:

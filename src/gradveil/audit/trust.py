@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
-from typing import Any
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Literal
 
 import torch
 from scipy import stats
@@ -14,13 +14,15 @@ from torch import nn
 from gradveil.attacks.referee import Referee, Verdict
 from gradveil.audit.judge import Scored
 from gradveil.audit.scene import Subject
-from gradveil.metrics import median, wilson
+from gradveil.metrics import median, share_of, wilson
 from gradveil.models.batch_norm import batch_norm_mode
 from gradveil.records import Reconstruction
-from gradveil.significance import clearly_ahead
+from gradveil.study.proved import Certificate
+from gradveil.study.results import Attacker, Check, clearly_ahead
 
-__all__ = ["LARGE_REGRET_DB", "Check", "run_checks"]
+__all__ = ["LARGE_REGRET_DB", "run_checks"]
 
+Level = Literal["ok", "warn", "fail"]
 FEW_RECORDS = 16
 FEW_CANDIDATES = 100
 LARGE_REGRET_DB = 3.0
@@ -28,20 +30,6 @@ RARE = 0.05
 """Hits that luck alone has more often than this are no evidence: of 32 records among 100 it hits one or more in 28 %."""
 SURE = 0.999
 """Of the interval that must lie beyond a certificate: every cell looks at several bounds, and chance must not break one."""
-
-
-@dataclass(frozen=True)
-class Check:
-    """One look at one reason to doubt."""
-
-    name: str
-    level: str
-    sentence: str
-    remedy: str = ""
-
-    def as_dict(self) -> dict[str, Any]:
-        """Return the check as plain JSON values."""
-        return asdict(self)
 
 
 @dataclass(frozen=True)
@@ -56,8 +44,8 @@ class Evidence:
     selected: Scored
     best: Scored
     nulls: dict[str, Scored]
-    certificate: Mapping[str, Any] = field(default_factory=dict)
-    attackers: Sequence[Mapping[str, Any]] = ()
+    certificate: Certificate = field(default_factory=Certificate)
+    attackers: Sequence[Attacker] = ()
 
 
 def run_checks(evidence: Evidence) -> list[Check]:
@@ -81,59 +69,63 @@ def run_checks(evidence: Evidence) -> list[Check]:
     return [look(evidence) for look in looks]
 
 
+def _check(name: str, level: Level, sentence: str, remedy: str = "") -> Check:
+    return Check(name=name, level=level, sentence=sentence, remedy=remedy)
+
+
 def _loss_fell(evidence: Evidence) -> Check:
     optimised = [c for many in evidence.candidates for c in many if c.steps > 0]
     stuck = [c for c in optimised if not c.best_loss < 0.999 * c.first_loss]
     recipes = sorted({f"{c.recipe}/{c.stance}" for c in stuck})
     if optimised and len(stuck) == len(optimised):
-        return Check(
+        return _check(
             "matching_loss_fell",
             "fail",
             "No attack's objective ever fell, so the attacks did not work as attacks.",
             "Look for detached gradients in the model.",
         )
     if len(stuck) > len(optimised) / 4:
-        return Check(
+        return _check(
             "matching_loss_fell",
             "warn",
             f"The objective never fell for {len(stuck)} of {len(optimised)} candidates ({', '.join(recipes)}).",
             "Those attackers count as tried, not as failed; the others carry the verdict.",
         )
-    return Check("matching_loss_fell", "ok", "The attacks' objectives fell.")
+    return _check("matching_loss_fell", "ok", "The attacks' objectives fell.")
 
 
 def _gradient_alive(evidence: Evidence) -> Check:
     optimised = [c for many in evidence.candidates for c in many if c.steps > 0]
     dead = [c for c in optimised if not (math.isfinite(c.gradient_norm) and c.gradient_norm > 0)]
     if optimised and len(dead) == len(optimised):
-        return Check(
+        return _check(
             "gradient_alive",
             "fail",
             "The matching loss has no gradient with respect to the inputs: the update is constant or detached.",
             "Check that the model is differentiable twice and that its weights are not saturated.",
         )
     if dead:
-        return Check(
+        return _check(
             "gradient_alive",
             "warn",
             f"{len(dead)} of {len(optimised)} candidates started without a gradient.",
             "See the attackers table.",
         )
-    return Check("gradient_alive", "ok", "The matching loss has a gradient.")
+    return _check("gradient_alive", "ok", "The matching loss has a gradient.")
 
 
 def _finite(evidence: Evidence) -> Check:
     broken = [c for many in evidence.candidates for c in many if c.status == "not finite"]
     total = sum(len(many) for many in evidence.candidates)
     if broken:
-        level = "fail" if len(broken) == total else "warn"
-        return Check(
+        level: Level = "fail" if len(broken) == total else "warn"
+        return _check(
             "finite",
             level,
             f"{len(broken)} of {total} candidates met values that are not finite.",
             "Their last good iterate was kept.",
         )
-    return Check("finite", "ok", "All candidates stayed finite.")
+    return _check("finite", "ok", "All candidates stayed finite.")
 
 
 def _truth_is_minimum(evidence: Evidence) -> Check:
@@ -147,13 +139,13 @@ def _truth_is_minimum(evidence: Evidence) -> Check:
         worse += at_truth > max(found, evidence.referee.truth_score) * 1.05 + 1e-9
     n = len(evidence.verdicts)
     if worse > n / 2:
-        return Check(
+        return _check(
             "truth_is_minimum",
             "warn",
             f"For {worse} of {n} targets the truth scores worse than what was found: matching better could not have won.",
             "Read this row as a lower bound on the leak: the defense's attacker or its noise leaves the truth undetermined.",
         )
-    return Check("truth_is_minimum", "ok", "The truth is among the best explanations of what was seen.")
+    return _check("truth_is_minimum", "ok", "The truth is among the best explanations of what was seen.")
 
 
 def _same_mode(evidence: Evidence) -> Check:
@@ -161,31 +153,31 @@ def _same_mode(evidence: Evidence) -> Check:
     victim, replayed = evidence.subject.learner, evidence.subject.targets[0].observation.learner
     modes = batch_norm_mode(victim.model), batch_norm_mode(replayed.model)
     if victim.loss is not replayed.loss or modes[0] != modes[1]:
-        return Check(
+        return _check(
             "same_mode",
             "fail",
             "Victim and attacker differ in their loss or BatchNorm mode, so the attacker matched another function.",
             "Give both the same learner.",
         )
     if modes[0] == "none":
-        return Check("same_mode", "ok", "Victim and attacker use the same loss; the model has no BatchNorm.")
-    return Check("same_mode", "ok", f"Victim and attacker use the same loss and BatchNorm in {modes[0]} mode.")
+        return _check("same_mode", "ok", "Victim and attacker use the same loss; the model has no BatchNorm.")
+    return _check("same_mode", "ok", f"Victim and attacker use the same loss and BatchNorm in {modes[0]} mode.")
 
 
 def _oracle_labels(evidence: Evidence) -> Check:
     if not evidence.subject.cell.tells_labels:
-        return Check("oracle_labels", "ok", "Labels play no part: an embedding does not depend on them.")
+        return _check("oracle_labels", "ok", "Labels play no part: an embedding does not depend on them.")
     if any(c.oracle_labels for many in evidence.candidates for c in many):
         if evidence.subject.dataset.dense:
             masks = "No attack here recovers masks, so an attacker without them may get less than this."
-            return Check("oracle_labels", "warn", "The attacker was given the true masks.", masks)
-        return Check(
+            return _check("oracle_labels", "warn", "The attacker was given the true masks.", masks)
+        return _check(
             "oracle_labels",
             "warn",
             "The attacker was given the true labels.",
             "Set known_labels = false to see what an attacker without them gets.",
         )
-    return Check("oracle_labels", "ok", "Labels were recovered from the update, not given.")
+    return _check("oracle_labels", "ok", "Labels were recovered from the update, not given.")
 
 
 def _better_than_null(evidence: Evidence) -> Check:
@@ -198,13 +190,13 @@ def _better_than_null(evidence: Evidence) -> Check:
     luck = max(luck, 1 / len(evidence.subject.candidates))  # somebody is nearest to any picture
     nearer = _at_least(hits, n, luck) <= RARE
     if clearer and nearer:
-        return Check("better_than_null", "ok", "The selected reconstructions beat every null baseline.")
+        return _check("better_than_null", "ok", "The selected reconstructions beat every null baseline.")
     if clearer or nearer:
         by, not_by = ("PSNR", "the share identified") if clearer else ("the share identified", "PSNR")
-        return Check(
+        return _check(
             "better_than_null", "ok", f"The selected reconstructions beat every null baseline by {by}, and not by {not_by}."
         )
-    return Check(
+    return _check(
         "better_than_null",
         "warn",
         f"The selected reconstructions are no better than guessing without the update ({hits} of {n} identified).",
@@ -220,25 +212,25 @@ def _at_least(count: int, n: int, share: float) -> float:
 def _enough_records(evidence: Evidence) -> Check:
     n = len(evidence.subject.positions)
     if n < FEW_RECORDS:
-        return Check(
+        return _check(
             "enough_records",
             "warn",
             f"Only {n} records were attacked; the interval is wide.",
             f"Attack at least {FEW_RECORDS} records.",
         )
-    return Check("enough_records", "ok", f"{n} records were attacked.")
+    return _check("enough_records", "ok", f"{n} records were attacked.")
 
 
 def _enough_candidates(evidence: Evidence) -> Check:
     count = len(evidence.subject.candidates)
     if count < FEW_CANDIDATES:
-        return Check(
+        return _check(
             "enough_candidates",
             "warn",
             f"Records were identified among {count} candidates only, so identifying one is easier than it sounds.",
             f"Bring at least {FEW_CANDIDATES} records of the same kind.",
         )
-    return Check("enough_candidates", "ok", f"Records were identified among {count} candidates.")
+    return _check("enough_candidates", "ok", f"Records were identified among {count} candidates.")
 
 
 def _regret(evidence: Evidence) -> Check:
@@ -246,82 +238,77 @@ def _regret(evidence: Evidence) -> Check:
     assert isinstance(chosen, torch.Tensor) and isinstance(best, torch.Tensor)
     regret = median((best - chosen).clamp_min(0))
     if regret > LARGE_REGRET_DB:
-        return Check(
+        return _check(
             "regret",
             "warn",
             f"A better candidate existed: choosing by truth would gain {regret:.1f} dB in the median.",
             "The attacker could not tell; treat the best-by-truth row as what luck or a better prior may reach.",
         )
-    return Check("regret", "ok", "The attacker's choice is close to the best candidate.")
+    return _check("regret", "ok", "The attacker's choice is close to the best candidate.")
 
 
 def _nobody_ahead(evidence: Evidence) -> Check:
     """Compare the choice among all candidates with every attacker who does not choose."""
-    count, total = int((evidence.selected.rank == 1).sum()), len(evidence.selected.rank)
-    low, high = wilson(count, total)
-    ahead = clearly_ahead(evidence.attackers, {"identified": {"low": low, "high": high}})
-    if ahead is not None:
-        found = ahead["summary"]["identified"]
-        return Check(
+    count = int((evidence.selected.rank == 1).sum())
+    ahead = clearly_ahead(evidence.attackers, share_of(count, len(evidence.selected.rank)))
+    if ahead is not None and ahead.summary is not None:
+        found = ahead.summary.identified
+        return _check(
             "nobody_ahead",
             "warn",
-            f"One attacker alone, {_name(ahead)}, identified {found['count']} of {found['n']} records; the choice "
+            f"One attacker alone, {_name(ahead)}, identified {found.count} of {found.n} records; the choice "
             f"among all candidates identified {count}.",
             "The headline and limits count that attacker; decibels, pictures, single records and the columns of plain and "
             "informed attackers are those of the choice.",
         )
-    return Check("nobody_ahead", "ok", "No single attacker identified clearly more than the choice among all candidates.")
+    return _check("nobody_ahead", "ok", "No single attacker identified clearly more than the choice among all candidates.")
 
 
-def _name(attacker: Mapping[str, Any]) -> str:
-    return f"{str(attacker['recipe']).replace('_', ' ')} ({str(attacker['stance']).replace('_', ' ')})"
+def _name(attacker: Attacker) -> str:
+    return f"{attacker.recipe.replace('_', ' ')} ({attacker.stance.replace('_', ' ')})"
 
 
 def _informed(evidence: Evidence) -> Check:
     observation = evidence.subject.targets[0].observation
     if observation.adversary.arrives(observation).incomplete:
-        return Check(
+        return _check(
             "informed_complete",
             "warn",
             "Informed incomplete: the defense's own adversary model knows only part of what was done.",
             "The generic attackers (straight-through, averaging, zero mask) cover the rest as well as they can.",
         )
-    return Check("informed_complete", "ok", "The informed attacker knows the whole defense.")
+    return _check("informed_complete", "ok", "The informed attacker knows the whole defense.")
 
 
 def _dropout(evidence: Evidence) -> Check:
     layers = [m for m in evidence.subject.learner.model.modules() if isinstance(m, nn.modules.dropout._DropoutNd) and m.p > 0]
     if layers:
-        return Check(
+        return _check(
             "dropout",
             "warn",
             f"The model has {len(layers)} dropout layers; updates were computed with dropout off.",
             "Training with dropout on leaks a little less.",
         )
-    return Check("dropout", "ok", "The model has no dropout.")
+    return _check("dropout", "ok", "The model has no dropout.")
 
 
 def _within_certificate(evidence: Evidence) -> Check:
     """Compare what attackers reached with what is proved that none can: a proof that is beaten rests on something untrue."""
     found = evidence.certificate
-    if found.get("identified") is None:
-        return Check("within_certificate", "ok", "There is no certificate that an attack could contradict.")
+    if found.identified is None:
+        return _check("within_certificate", "ok", "There is no certificate that an attack could contradict.")
     psnr = evidence.selected.values["psnr"]
     assert isinstance(psnr, torch.Tensor)
     total = len(psnr)
-    matching = found.get("matching") or {"count": 0, "n": total}
-    listed = "an attacker with the list of candidates identified"
+    alone = [(f"{_name(row)} alone identified", row.summary.identified) for row in evidence.attackers if row.summary is not None]
+    if found.matching is not None:
+        alone.insert(0, ("an attacker with the list of candidates identified", found.matching))
     reached = [
-        ("the attackers identified", int((evidence.selected.rank == 1).sum()), total, float(found["identified"])),
-        (listed, int(matching["count"]), int(matching["n"]), float(found["identified"])),
+        ("the attackers identified", int((evidence.selected.rank == 1).sum()), total, found.identified),
+        *((who, share.count, share.n, found.identified) for who, share in alone),
         *(
-            (f"{_name(row)} alone identified", int(share["count"]), int(share["n"]), float(found["identified"]))
-            for row in evidence.attackers
-            for share in [row["summary"]["identified"]]
-        ),
-        *(
-            (f"the attackers rebuilt at {level} dB or better", int((psnr >= float(level)).sum()), total, float(bound))
-            for level, bound in found.get("psnr", {}).items()
+            (f"the attackers rebuilt at {level} dB or better", int((psnr >= float(level)).sum()), total, bound)
+            for level, bound in found.psnr.items()
         ),
     ]
     # Each attacker is one more chance to be beyond by chance.
@@ -332,10 +319,10 @@ def _within_certificate(evidence: Evidence) -> Check:
         if wilson(count, n, sure)[0] > bound
     ]
     if beyond:
-        return Check(
+        return _check(
             "within_certificate",
             "fail",
             f"Certificate violated, do not trust it: {'; '.join(beyond)} ({SURE:.1%} interval, over all attackers).",
             "Either an assumption of the certificate does not hold here, or the defense does not do what it says; report it.",
         )
-    return Check("within_certificate", "ok", "No attack got beyond what the certificate allows.")
+    return _check("within_certificate", "ok", "No attack got beyond what the certificate allows.")

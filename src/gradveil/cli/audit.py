@@ -15,8 +15,8 @@ from gradveil.errors import Unreliable, UsageError
 from gradveil.study.document import NO_OPTION, OF_PLAN
 
 if TYPE_CHECKING:
-    from gradveil.run.pool import AuditResult
     from gradveil.study.plan import Plan
+    from gradveil.study.results import Run
 
 __all__ = ["audit"]
 
@@ -57,8 +57,7 @@ def audit(
     if update is not None:
         _run_captured(asked, update, folder, as_json)
         return
-    result = _run(asked, folder, workers, quiet)
-    _finish(asked, result, private, as_json)
+    _finish(asked, _run(asked, folder, workers, quiet), private, as_json)
 
 
 def _read_plan(file: Path | None, changes: dict[str, Any]) -> Plan:
@@ -94,7 +93,7 @@ def _command() -> str:
     return shlex.join(["gradveil", *sys.argv[1:]])
 
 
-def _run(plan: Plan, folder: Path, workers: int | None, quiet: bool) -> AuditResult:
+def _run(plan: Plan, folder: Path, workers: int | None, quiet: bool) -> Run:
     from gradveil.audit.materials import Materials
     from gradveil.cli.progress import show_progress
     from gradveil.run.grid import check_inputs
@@ -145,22 +144,20 @@ def _warn_of_few_records(plan: Plan) -> None:
             note(f"note: {plan.records} records cannot show that {limit.text} holds, even if none is identified; {needed}")
 
 
-def _finish(plan: Plan, result: AuditResult, private: bool, as_json: bool) -> None:
+def _finish(plan: Plan, run: Run, private: bool, as_json: bool) -> None:
     from gradveil.cli.results import print_results, results_as_dict
     from gradveil.report import write_report
     from gradveil.study.limits import parse_limit
     from gradveil.verdict.limits import compare, enforce
 
-    reports = {"report": str(write_report(result.out))}
+    reports = {"report": str(write_report(run.out))}
     if private:
-        reports["report_private"] = str(write_report(result.out, private=True))
-    outcome = compare([parse_limit(text) for text in plan.fail_if], result.cells, result.missing if plan.fail_if else ())
+        reports["report_private"] = str(write_report(run.out, private=True))
+    outcome = compare([parse_limit(text) for text in plan.fail_if], run.cells, run.missing if plan.fail_if else ())
     if as_json:
-        print_json(
-            {"out": str(result.out), **reports, "seed": plan.seed, **results_as_dict(result.out), "limits": outcome.as_dict()}
-        )
+        print_json({"out": str(run.out), **reports, "seed": plan.seed, **results_as_dict(run), "limits": outcome.as_dict()})
     else:
-        print_results(result.out)
+        print_results(run)
         typer.echo(f"seed {plan.seed}")
         typer.echo("\n".join(f"{name.replace('_', ' ')}: {path}" for name, path in reports.items()))
     enforce(outcome)

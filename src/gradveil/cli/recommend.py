@@ -37,7 +37,7 @@ def recommend(
 
     Example: gradveil recommend audit-results --max-accuracy-drop 1 --max-time 1.2
     """
-    from gradveil.study.load import load_results
+    from gradveil.study.load import load_run
     from gradveil.verdict.recommend import Requirements
     from gradveil.verdict.recommend import recommend as choose
 
@@ -49,7 +49,7 @@ def recommend(
         strict=strict,
         cut=cut,
     )
-    found = choose(load_results(folder), asked)
+    found = choose(load_run(folder), asked)
     if as_json:
         print_json(found.as_dict())
     else:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from gradveil.cli.output import console
@@ -13,8 +12,8 @@ if TYPE_CHECKING:
     from rich.table import Table
 
     from gradveil.run.estimate import Estimate, TrainingEstimate
-    from gradveil.study.results import Cell, Results, Share, Summary, Utility
-    from gradveil.study.risks import Risk
+    from gradveil.study.measures import Share, Summary
+    from gradveil.study.results import CellResult, Run
     from gradveil.verdict.status import Setting
 
 __all__ = ["print_estimate", "print_results", "results_as_dict"]
@@ -23,23 +22,21 @@ WIDEST = 1000
 """More characters than a table can need: spellings of defenses are folded."""
 
 
-def print_results(folder: Path) -> None:
-    """Print the verdict and a table per setting of a results folder."""
-    from gradveil.study.load import load_results
+def print_results(run: Run) -> None:
+    """Print the verdict and a table per setting of a run."""
     from gradveil.verdict.status import choose_headline
     from gradveil.verdict.words import headline_sentence, progress_sentence, sentence, setting_words
 
-    results = load_results(folder)
-    headline = choose_headline(results)
+    headline = choose_headline(run)
     out = console()
     out.print(f"\n{sentence(headline_sentence(headline))}")
-    if results.missing:
-        out.print(progress_sentence(results))
+    if run.missing:
+        out.print(progress_sentence(run))
     for setting in headline.settings:
         out.print(f"\n{setting_words(setting.cells[0])} · attacked by {setting.cells[0].ensemble}")
         _print_whole(_table(setting), out)
-    _print_doubts(results, out)
-    scored = next((cell.risk for cell in results.cells if cell.risk is not None and cell.risk.defended is not None), None)
+    _print_doubts(run, out)
+    scored = next((cell.risk for cell in run.cells if cell.risk is not None and cell.risk.defended is not None), None)
     if scored is not None:
         out.print(f"InvRE: exposure without an attack, mean over records and the most that any may score. {scored.meaning}")
 
@@ -74,11 +71,11 @@ def _table(setting: Setting) -> Table:
         status = status_of(cell, setting.undefended).value
         table.add_row(
             cell.defense.spelling,
-            _identified(cell.exposed),
+            _identified(cell.identified),
             _count(cell.plain),
             _count(cell.informed),
             db(psnr.median if psnr else None),
-            f"{percent(bar.value)}, {db(cell.bar_psnr.value if cell.bar_psnr else None)}",
+            f"{percent(bar.value)}, {db(cell.bar.psnr.value if cell.bar.psnr else None)}",
             *((_accuracy(cell), points(cell.utility.difference if cell.utility else None)) if trained else ()),
             *((_invre(cell),) if scored else ()),
             f"{status}{' *' if cell.warnings and not cell.failures else ''}",
@@ -86,13 +83,13 @@ def _table(setting: Setting) -> Table:
     return table
 
 
-def _invre(cell: Cell) -> str:
+def _invre(cell: CellResult) -> str:
     """Return the mean score of the records and the most that any of them may have."""
     side = cell.risk.defended if cell.risk is not None else None
     return "–" if side is None or side.high is None else f"{side.mean:.2f}, ≤ {side.high:.2f}"
 
 
-def _accuracy(cell: Cell) -> str:
+def _accuracy(cell: CellResult) -> str:
     return "–" if cell.accuracy is None else f"{100 * cell.accuracy.value:.1f}\u00a0%"
 
 
@@ -106,68 +103,53 @@ def _count(summary: Summary | None) -> str:
     return "–" if summary is None else f"{summary.identified.count}/{summary.identified.n}"
 
 
-def _print_doubts(results: Results, out: Console) -> None:
+def _print_doubts(run: Run, out: Console) -> None:
     """Print every failed check and warning once, with the defenses it is about."""
     found: dict[tuple[str, str, str], list[str]] = {}
-    for cell in results.cells:
+    for cell in run.cells:
         for check in (*cell.failures, *cell.warnings):
             found.setdefault((check.level, check.sentence, check.remedy), []).append(cell.defense.spelling)
     for (level, sentence, remedy), defenses in sorted(found.items()):
-        where = "all" if len(defenses) == len(results.cells) else ", ".join(dict.fromkeys(defenses))
+        where = "all" if len(defenses) == len(run.cells) else ", ".join(dict.fromkeys(defenses))
         mark = "no verdict" if level == "fail" else "*"
         out.print(f"{mark} {where}: {sentence} {remedy}".rstrip())
-    for line in results.notes:
+    for line in run.notes:
         out.print(f"note: {line}")
 
 
-def results_as_dict(folder: Path) -> dict[str, Any]:
-    """Return what `print_results` prints as plain JSON values."""
-    from gradveil.study.load import load_results
+def results_as_dict(run: Run) -> dict[str, Any]:
+    """Return what `print_results` prints as plain JSON values; parts of a cell are as its file has them."""
+    from gradveil.study.codec import encode
     from gradveil.verdict.status import choose_headline, status_of
     from gradveil.verdict.words import headline_sentence
 
-    results = load_results(folder)
-    headline = choose_headline(results)
+    headline = choose_headline(run)
     rows = [
-        {**_row(cell), "verdict": status_of(cell, setting.undefended).value}
+        {**encode(_row(cell)), "verdict": status_of(cell, setting.undefended).value}
         for setting in headline.settings
         for cell in setting.cells
     ]
-    return {"headline": headline_sentence(headline).replace("\u00a0", " "), "missing": results.missing, "cells": rows}
+    return {"headline": headline_sentence(headline).replace("\u00a0", " "), "missing": len(run.missing), "cells": rows}
 
 
-def _row(cell: Cell) -> dict[str, Any]:
-    psnr = cell.selected.psnr
+def _row(cell: CellResult) -> dict[str, Any]:
+    ratios = {name: getattr(cell.utility, name, None) for name in ("time_ratio", "up_ratio", "total_ratio")}
+    means = {name: getattr(cell.utility, name, None) for name in ("accuracy", "undefended", "difference", "pmm")}
     return {
         "key": cell.key,
         "defense": cell.defense.spelling,
-        "setting": dict(cell.settings),
+        "setting": cell.settings,
         "n": cell.n,
         "candidates": cell.candidates,
-        "identified": vars(cell.exposed),
-        "plain": vars(cell.plain.identified) if cell.plain else None,
-        "informed": vars(cell.informed.identified) if cell.informed else None,
-        "psnr": vars(psnr) if psnr else None,
-        "bar": vars(cell.bar) if cell.bar else None,
-        "utility": _utility(cell.utility) if cell.utility else None,
-        "risk": _risk(cell.risk) if cell.risk else None,
-        "checks": [vars(check) for check in (*cell.failures, *cell.warnings)],
+        "identified": cell.identified,
+        "plain": cell.plain.identified if cell.plain else None,
+        "informed": cell.informed.identified if cell.informed else None,
+        "psnr": cell.selected.psnr,
+        "bar": cell.bar.identified,
+        "utility": {**means, **ratios} if cell.utility else None,
+        "risk": cell.risk,
+        "checks": (*cell.failures, *cell.warnings),
     }
-
-
-def _risk(risk: Risk) -> dict[str, Any]:
-    found = {name: getattr(risk, name) for name in ("defended", "undefended", "pearson", "spearman")}
-    return {
-        **{"reason": risk.reason, "meaning": risk.meaning, "attack": risk.attack, "n": risk.n, "notes": list(risk.notes)},
-        **{name: vars(value) if value else None for name, value in found.items()},
-        "records": [vars(record) for record in risk.records],
-    }
-
-
-def _utility(utility: Utility) -> dict[str, Any]:
-    found = {name: getattr(utility, name) for name in ("accuracy", "undefended", "difference", "pmm")}
-    ratios = {name: getattr(utility, name) for name in ("time_ratio", "up_ratio", "total_ratio")}
-    return {name: vars(value) if value else None for name, value in found.items()} | ratios
 
 
 def _training_table(trainings: Sequence[TrainingEstimate]) -> Table:

@@ -17,8 +17,8 @@ from gradveil.study.declare import keys_of
 
 if TYPE_CHECKING:
     from gradveil.data import Dataset
-    from gradveil.risk.exposure import Assessment
     from gradveil.study.limits import Limit
+    from gradveil.study.risks import Assessment, RiskRecord, RiskResult
     from gradveil.verdict.limits import Outcome
 
 __all__ = ["risk"]
@@ -71,6 +71,7 @@ def risk(
     if asked.get("weights") and len(models) > 1:
         raise UsageError("--weights belong to one model; score models with weights one at a time")
     from gradveil.risk.calibration import read_alpha
+    from gradveil.study.codec import encode
     from gradveil.study.limits import parse_limit
     from gradveil.verdict.limits import enforce
 
@@ -89,12 +90,12 @@ def risk(
     calibrated = _calibration(found, dataset, base.weights, base.seed) if calibrate else None
     page = None
     if out is not None:
-        _write(out, {"risk.json": result, **({"alpha.json": calibrated} if calibrated else {})})
+        _write(out, {"risk.json": encode(result), **({"alpha.json": calibrated} if calibrated else {})})
         page = _write_page(out, result, base.data, dataset, private)
     if as_json:
-        print_json(result if calibrated is None else {**result, "calibration": calibrated})
+        print_json(encode(result) if calibrated is None else {**encode(result), "calibration": calibrated})
     else:
-        _print(found, result, out, page)
+        _print(result, out, page)
         if calibrated is not None:
             typer.echo(f"alpha = {calibrated['alpha']:.4f} over {calibrated['records']} undefended records")
     enforce(_outcome(limits, found))
@@ -149,22 +150,23 @@ def _assess(
 
 def _outcome(limits: Sequence[Limit], found: Sequence[Assessment]) -> Outcome:
     """Compare model by model, so that the undefended baseline of each stands beside its own defenses."""
-    from gradveil.verdict.limits import Outcome, compare
+    from gradveil.verdict.limits import Outcome, compare_risk
 
-    groups = [[_as_cell(each) for each in found if each.model == name] for name in dict.fromkeys(each.model for each in found)]
-    parts = [compare(limits, group) for group in groups]
+    models = dict.fromkeys(each.model for each in found)
+    parts = [compare_risk(limits, [(each.defense, _named(each)) for each in found if each.model == name]) for name in models]
     violations = tuple(violation for part in parts for violation in part.violations)
     doubts = tuple(dict.fromkeys(doubt for part in parts for doubt in part.doubts))
     return Outcome(violations, doubts, sum(part.judged for part in parts))
 
 
-def _as_cell(each: Assessment) -> dict[str, Any]:
-    """Return an assessment in the form of an audit's cell, which limits are compared with; records go by their row."""
-    records = [
-        {"pseudonym": f"row {record.row} under {each.model}", "invre": record.risk.invre, "high": record.risk.high}
+def _named(each: Assessment) -> list[RiskRecord]:
+    """Return the records of an assessment as limits know them, called by their row."""
+    from gradveil.study.risks import RiskRecord
+
+    return [
+        RiskRecord(pseudonym=f"row {record.row} under {each.model}", invre=record.invre, low=record.low, high=record.high)
         for record in each.records
     ]
-    return {"cell": {"defense": each.defense}, "risk": {"records": records}}
 
 
 def _progress(name: str, records: int, quiet: bool) -> Callable[[int], None] | None:
@@ -175,20 +177,13 @@ def _progress(name: str, records: int, quiet: bool) -> Callable[[int], None] | N
     return None if quiet else show
 
 
-def _result(found: Sequence[Assessment], dataset: Dataset, alpha: float, ranked: bool) -> dict[str, Any]:
+def _result(found: Sequence[Assessment], dataset: Dataset, alpha: float, ranked: bool) -> RiskResult:
     from gradveil.risk.invloss import MEANING
+    from gradveil.study.risks import RiskData, RiskResult
 
-    result: dict[str, Any] = {
-        "format": "gradveil-risk-1",
-        "meaning": MEANING,
-        "alpha": alpha,
-        "data": {"name": dataset.name, "digest": dataset.digest(), "records": len(found[0].records)},
-        "assessments": [each.as_dict() for each in found],
-    }
-    if ranked:
-        order = sorted(found, key=lambda each: each.mean)
-        result["ranking"] = [{"model": each.model, "defense": each.defense, "mean_invre": each.mean} for each in order]
-    return result
+    data = RiskData(name=dataset.name, digest=dataset.digest(), records=len(found[0].records))
+    result = RiskResult(meaning=MEANING, alpha=alpha, data=data, assessments=tuple(found))
+    return result.ranked() if ranked else result
 
 
 def _calibration(found: Sequence[Assessment], dataset: Dataset, weights: str, seed: int) -> dict[str, Any]:
@@ -208,7 +203,7 @@ def _write(out: Path, files: dict[str, dict[str, Any]]) -> None:
         raise UsageError(f"cannot write to {str(out)!r} ({error.strerror}); choose another --out") from error
 
 
-def _write_page(out: Path, result: dict[str, Any], source: str, dataset: Dataset, private: bool) -> Path | None:
+def _write_page(out: Path, result: RiskResult, source: str, dataset: Dataset, private: bool) -> Path | None:
     """Write the most and least exposed as pictures, where they may be shown: of built-in data, or on demand."""
     from gradveil.data import DATASETS
     from gradveil.report.risk_page import write_risk_page
@@ -216,37 +211,36 @@ def _write_page(out: Path, result: dict[str, Any], source: str, dataset: Dataset
     builtin = source in DATASETS.names()  # a file of the user's may be called as built-in data is
     if dataset.inputs.ndim != 4 or not (builtin or private):
         return None
-    rows = [record["row"] for record in result["assessments"][0]["records"]]
+    rows = [record.row for record in result.assessments[0].records]
     shown = {row: dataset.inputs[row].numpy().astype("float32") for row in rows}
     return write_risk_page(out / ("risk.html" if builtin else "risk-private.html"), result, shown, private=not builtin)
 
 
-def _print(found: Sequence[Assessment], result: dict[str, Any], out: Path | None, page: Path | None) -> None:
+def _print(result: RiskResult, out: Path | None, page: Path | None) -> None:
     from rich.box import SIMPLE_HEAD
     from rich.table import Table
 
     screen = console()
-    for each in found:
-        times = sum(record.seconds for record in each.records)
-        modes = "+".join(sorted({record.mode for record in each.records}))
-        screen.print(f"\n{each.model} · {each.defense} · mean InvRE {each.mean:.3f} · mode {modes} · {times:.1f} s")
+    for each in result.assessments:
+        screen.print(
+            f"\n{each.model} · {each.defense} · mean InvRE {each.mean_invre:.3f} · mode {each.mode} · {each.seconds:.1f} s"
+        )
         table = Table(box=SIMPLE_HEAD, pad_edge=False)
         for name in ("", "row", "label", "InvRE", "range", "reading", "score", "rank"):
             table.add_column(name, no_wrap=True)
         most, least = each.ranked[:SHOWN], each.ranked[SHOWN:][-SHOWN:]
         for word, group in (("most exposed", most), ("least exposed", least)):
             for place, record in enumerate(group):
-                score = record.risk
-                span = f"{score.low:.3f}–{score.high:.3f}" if score.low < score.high else ""
+                span = f"{record.low:.3f}–{record.high:.3f}" if record.low < record.high else ""
                 label = "–" if record.label is None else str(record.label)
-                values = (str(record.row), label, f"{score.invre:.3f}", span, score.band, f"{score.score:.4f}")
-                table.add_row("" if place else word, *values, str(score.rank))
+                values = (str(record.row), label, f"{record.invre:.3f}", span, record.band, f"{record.score:.4f}")
+                table.add_row("" if place else word, *values, str(record.rank))
         screen.print(table)
         for sentence in each.notes:
             screen.print(f"note: {sentence}")
-    for place, row in enumerate(result.get("ranking", ()), start=1):
-        screen.print(f"{place}. {row['model']} · {row['defense']}: mean InvRE {row['mean_invre']:.3f}")
-    screen.print(result["meaning"])
+    for place, row in enumerate(result.ranking, start=1):
+        screen.print(f"{place}. {row.model} · {row.defense}: mean InvRE {row.mean_invre:.3f}")
+    screen.print(result.meaning)
     if out is not None:
         screen.print(f"results: {out / 'risk.json'}")
     if page is not None:

@@ -18,6 +18,7 @@ from gradveil.study.federation import FederationSettings
 from gradveil.study.readers import choice
 
 if TYPE_CHECKING:
+    from gradveil.study.proved import Guarantee
     from gradveil.study.training_result import TrainingResult
 
 __all__ = ["train"]
@@ -54,7 +55,7 @@ def train(
     else:
         typer.echo(_sentence(result))
         if result.guarantee:
-            typer.echo(_privacy(result))
+            typer.echo(_privacy(result.guarantee))
         typer.echo(f"seed {settings.seed}\nresults: {folder}")
     idle = [record.note for record in result.rounds if record.note]
     if len(idle) == len(result.rounds):
@@ -97,7 +98,7 @@ def _sentence(result: TrainingResult) -> str:
         f"{SCORES[result.score]} {accurate(result.final_accuracy)} after {count(rounds, 'round')} "
         f"(best {accurate(result.best_accuracy)})",
         *([] if result.final_f1 is None else [f"F1 {accurate(result.final_f1)}"]),
-        f"{size(result.bytes_up / rounds)} up and {size(result.bytes_down / rounds)} down per round",
+        f"{size(result.bytes.up_per_round)} up and {size(result.bytes.down_per_round)} down per round",
     ]
     if result.latency is not None:
         parts.append(f"client time {times(result.latency.ratio)} of undefended")
@@ -106,7 +107,7 @@ def _sentence(result: TrainingResult) -> str:
     return " · ".join(parts)
 
 
-def _privacy(result: TrainingResult) -> str:
+def _privacy(guarantee: Guarantee) -> str:
     """Return what is proved about the whole run, or that nothing is."""
-    told = f"privacy: {result.guarantee['sentence']}"
-    return told if result.guarantee["epsilon"] is None else f"{told}; training.json lists what must hold for it"
+    told = f"privacy: {guarantee.sentence}"
+    return told if guarantee.epsilon is None else f"{told}; training.json lists what must hold for it"

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import math
-from dataclasses import asdict, dataclass
-from typing import Any, Literal
 
 from gradveil.defenses.base import Defense
 from gradveil.defenses.chain import parts_of
@@ -19,12 +17,9 @@ from gradveil.defenses.none import NoDefense
 from gradveil.defenses.pruning import Pruning
 from gradveil.defenses.top_k import TopK
 from gradveil.proofs.accountant import Method, epsilon
+from gradveil.study.proved import Guarantee, Unit
 
-__all__ = ["Guarantee", "privacy_of"]
-
-Unit = Literal["record", "client", ""]
-PROMISES_NOTHING = 20.0
-"""From this ε on the odds about one unit may change by a factor of 500 million."""
+__all__ = ["privacy_of"]
 
 _AFTER = (NoDefense, Clipping, GaussianNoise, LaplaceNoise, Pruning, TopK, EntryDropout)
 """Look at nothing but the update they are given, so after the noise they reveal nothing more (post-processing)."""
@@ -35,47 +30,6 @@ _ALWAYS = (
     "the noise is drawn in floating point from a seeded generator, which the proof idealises as real numbers",
     "nothing else about the data is sent: no buffers of the model, and counts of examples are public",
 )
-
-
-@dataclass(frozen=True)
-class Guarantee:
-    """What is proved about any attacker, or the reason why nothing is.
-
-    Attributes:
-        epsilon: The bound; None where there is no guarantee.
-        delta: Probability with which it may fail.
-        unit: Whose presence is hidden: one ``record``, or a whole ``client``.
-        noise_multiplier: Noise over the largest norm of one unit's share.
-        steps: Noisy releases counted.
-        sampling_rate: Probability of a unit to be part of each.
-        method: How ε was computed: ``exact``, ``rdp`` (an upper bound) or ``prv``.
-        assumptions: What must hold for it, in sentences.
-        reason: Why there is no guarantee; empty where there is one.
-    """
-
-    epsilon: float | None = None
-    delta: float | None = None
-    unit: Unit = ""
-    noise_multiplier: float | None = None
-    steps: int = 0
-    sampling_rate: float = 1.0
-    method: str = ""
-    assumptions: tuple[str, ...] = ()
-    reason: str = ""
-
-    def sentence(self) -> str:
-        """Return the guarantee in one sentence."""
-        if self.epsilon is None:
-            return f"no guarantee: {self.reason}"
-        how = "exact" if self.method == "exact" else f"upper bound, {self.method}"
-        sampled = f", sampled at {self.sampling_rate:g}" if self.sampling_rate < 1 else ""
-        releases = "1 release" if self.steps == 1 else f"{self.steps} releases"
-        told = f"ε = {self.epsilon:.3g} at δ = {self.delta:g} per {self.unit} after {releases}{sampled} ({how})"
-        return told + ("; an ε this large promises nothing in practice" if self.epsilon > PROMISES_NOTHING else "")
-
-    def as_dict(self) -> dict[str, Any]:
-        """Return plain JSON values."""
-        return {**asdict(self), "assumptions": list(self.assumptions), "sentence": self.sentence()}
 
 
 def privacy_of(

@@ -7,9 +7,10 @@ import functools
 from collections import Counter
 from collections.abc import Iterable, Sequence
 
-from gradveil.client.guarantees import Guarantee, privacy_of
+from gradveil.client.guarantees import privacy_of
 from gradveil.defenses.base import Defense
 from gradveil.study.local_training import TrainingSettings
+from gradveil.study.proved import Guarantee
 
 __all__ = ["RANGE_OF_DATA", "privacy_of_training", "privacy_of_updates", "steps_with_one_record"]
 

@@ -35,7 +35,8 @@ from gradveil.federation.setup import Federation, Scores, build_federation
 from gradveil.storage.training_folder import Checkpoint, TrainingFolder
 from gradveil.study.checks import check_whole
 from gradveil.study.federation import FederationSettings
-from gradveil.study.training_result import Latency, RoundRecord, TrainingResult, summary_of
+from gradveil.study.proved import Guarantee
+from gradveil.study.training_result import Latency, RoundRecord, TrainingResult
 from gradveil.tensors import Named
 from gradveil.wire import tensor_bytes
 
@@ -222,7 +223,7 @@ class _Run:
         self.folder.append(record)
         if len(self.records) % self.every == 0 or len(self.records) == self.federation.settings.rounds:
             self._save()
-        self.folder.write_summary(self._summary(self._result(None)))
+        self.folder.write_summary(self._result(None))
 
     def finish(self, latency: Latency | None) -> TrainingResult:
         result = self._result(latency)
@@ -230,23 +231,25 @@ class _Run:
             if self.changed:
                 self._save()
             self.folder.write_model({**result.weights, **result.buffers})
-            self.folder.write_summary(self._summary(result))
+            self.folder.write_summary(result)
         return result
 
     def _result(self, latency: Latency | None) -> TrainingResult:
-        return TrainingResult(
-            settings=self.federation.settings,
-            rounds=tuple(self.records),
-            weights=self.server.weights,
-            buffers=self.server.buffers,
-            seconds=sum(record.seconds for record in self.records),
+        return TrainingResult.of(
+            self.records,
+            self.server.weights,
+            dense_bytes=self.federation.dense_bytes,
+            settings=self.federation.settings.as_dict(),
             data=self.federation.describe_data(),
             latency=latency,
-            dense_bytes=self.federation.dense_bytes,
             guarantee=self._guarantee(),
+            buffers=self.server.buffers,
+            version=__version__,
+            command=self.command,
+            provenance=_provenance(self.federation.settings) if self.folder is not None else {},
         )
 
-    def _guarantee(self) -> dict[str, Any]:
+    def _guarantee(self) -> Guarantee:
         federation, settings = self.federation, self.federation.settings
         return privacy_of_training(
             federation.defense,
@@ -256,7 +259,7 @@ class _Run:
             weights=federation.learner.weights,
             fault=self._fault(),
             first_weights=bool(settings.weights),
-        ).as_dict()
+        )
 
     def _fault(self) -> str:
         """Return what happened outside the defense that depends on the data, so that no proof covers the run."""
@@ -267,9 +270,6 @@ class _Run:
         if any(reason.startswith(SILENT) for record in self.records for reason in record.reasons.values()):
             return "a client sent nothing because its training diverged, which tells about its data; lower the learning rate"
         return ""
-
-    def _summary(self, result: TrainingResult) -> dict[str, Any]:
-        return summary_of(result, _provenance(result.settings), version=__version__, command=self.command)
 
     def _save(self) -> None:
         assert self.folder is not None

@@ -22,7 +22,6 @@ import torch
 import torch.nn.functional as F
 
 from gradveil import tensors
-from gradveil.client.guarantees import Guarantee
 from gradveil.client.timing import SECONDS, measure_latency_of
 from gradveil.data import DIVISIONS, Dataset, public_images
 from gradveil.data.divisions import Division
@@ -38,6 +37,7 @@ from gradveil.randomness import Seed
 from gradveil.storage.training_folder import Checkpoint, TrainingFolder
 from gradveil.study.federation import FederationSettings
 from gradveil.study.local_training import TrainingSettings
+from gradveil.study.proved import Guarantee
 from gradveil.study.training_result import Latency, RoundRecord, TrainingResult
 from gradveil.tensors import Named
 
@@ -218,14 +218,12 @@ def train_vertical(
                 on_round(record)
     weights = {f"bottoms.{p}.{name}": value for p, own in enumerate(state.bottoms) for name, value in own.items()}
     timed = measure_party(training) if latency and len(records) >= settings.rounds else None
-    return TrainingResult(
-        settings=settings,
-        rounds=tuple(records),
-        weights={**weights, **{f"top.{name}": value for name, value in state.top.items()}},
-        buffers={},
-        seconds=sum(record.seconds for record in records),
+    return TrainingResult.of(
+        records,
+        {**weights, **{f"top.{name}": value for name, value in state.top.items()}},
+        settings=settings.as_dict(),
         latency=timed,
-        guarantee=Guarantee(epsilon=None, reason=NO_PROOF).as_dict(),
+        guarantee=Guarantee(reason=NO_PROOF),
     )
 
 

@@ -23,7 +23,7 @@ from gradveil.metrics.psnr import PSNR_CAP, peak_signal_to_noise
 from gradveil.metrics.regions import bounding_boxes, measure_region
 from gradveil.metrics.relative_leakage import relative_leakage, relative_leakage_nvflare
 from gradveil.metrics.ssim import structural_similarity
-from gradveil.metrics.summary import bootstrap_median, median, summarise, wilson
+from gradveil.metrics.summary import bootstrap_median, median, share_of, summarise, wilson
 from gradveil.significance import SignedRank, daggers, signed_rank
 
 __all__ = [
@@ -53,6 +53,7 @@ __all__ = [
     "ranks",
     "relative_leakage",
     "relative_leakage_nvflare",
+    "share_of",
     "signed_rank",
     "structural_similarity",
     "summarise",

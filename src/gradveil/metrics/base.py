@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -32,10 +31,6 @@ class Unavailable(UsageError):
     def reason(self) -> str:
         """Why, as one sentence."""
         return str(self)
-
-    def as_dict(self) -> dict[str, Any]:
-        """Return what the results folder holds in place of a summary."""
-        return {"unavailable": self.reason}
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -1,6 +1,6 @@
 """Summaries of per-record values: shares with a Wilson interval, others with median, worst and a bootstrap interval.
 
-The form is that of `docs/results-format.md`: plain numbers, no NaN and no infinity, and n beside every value. Records of one
+What is summarised are plain numbers, no NaN and no infinity, and n stands beside every value. Records of one
 batch share an update, so their values are not quite independent; the intervals treat them as if they were, and are a little too
 narrow for batches.
 """
@@ -8,7 +8,7 @@ narrow for batches.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -19,8 +19,11 @@ from gradveil.errors import UsageError
 from gradveil.metrics.base import METRICS, Unavailable
 from gradveil.metrics.identification import IIP
 from gradveil.randomness import Seed
+from gradveil.study.measures import Quality, Share, Spread
 
-__all__ = ["SHARES", "Values", "bootstrap_median", "median", "summarise", "wilson"]
+__all__ = ["SHARES", "Values", "bootstrap_median", "median", "share_of", "summarise", "wilson"]
+
+Q = TypeVar("Q", bound=Quality)
 
 Values = Tensor | npt.NDArray[Any] | Sequence[float] | Sequence[bool]
 
@@ -88,17 +91,19 @@ def bootstrap_median(values: Values, seed: Seed, resamples: int = 2000, confiden
     return float(low), float(high)
 
 
-def summarise(per_record: Mapping[str, Values | Unavailable], seed: Seed) -> dict[str, Any]:
-    """Return the summary of one set of reconstructions, ready for JSON.
+def share_of(count: int, n: int) -> Share:
+    """Return a share with its Wilson interval."""
+    low, high = wilson(count, n)
+    return Share(value=count / n, low=low, high=high, count=count, n=n)
+
+
+def summarise(per_record: Mapping[str, Values | Unavailable], seed: Seed, kind: type[Q]) -> Q:
+    """Return the summary of one set of reconstructions.
 
     Args:
         per_record: For each metric or share its values, one per record in the same order, or why there are none.
         seed: Where the bootstrap draws from; each metric has its own stream, so that one more changes no other.
-
-    Returns:
-        ``{"n": ..., "identified": {"value", "low", "high", "count", "n"}, "psnr": {"median", "low", "high", "worst", "n"},
-        ...}``; in place of a metric that could not be had, ``{"unavailable": reason}``. ``worst`` is worst for the owner of the
-        data: the value of the best reconstruction.
+        kind: Which summary: `Summary`, or `Quality` where nobody was to be identified.
     """
     arrays = {name: values if isinstance(values, Unavailable) else _array(values) for name, values in per_record.items()}
     sizes = {name: int(values.size) for name, values in arrays.items() if not isinstance(values, Unavailable)}
@@ -106,34 +111,32 @@ def summarise(per_record: Mapping[str, Values | Unavailable], seed: Seed) -> dic
         raise UsageError(
             f"a summary needs the same number of values, at least one, for each metric, not {sizes or 'none at all'}"
         )
-    summary: dict[str, Any] = {"n": next(iter(sizes.values()))}
-    for name, values in arrays.items():
-        if isinstance(values, Unavailable):
-            summary[name] = values.as_dict()
-        elif name in SHARES:
-            summary[name] = _share(name, values)
-        else:
-            summary[name] = _spread(name, values, seed.child(name))
-    return summary
+    found: dict[str, Any] = {name: _measure(name, values, seed) for name, values in arrays.items()}
+    lost = {name: each.reason for name, each in found.items() if isinstance(each, Unavailable)}
+    told = {name: each for name, each in found.items() if name not in lost}
+    return kind(n=next(iter(sizes.values())), unavailable=lost, **told)
 
 
-def _share(name: str, values: npt.NDArray[np.float64]) -> dict[str, Any]:
+def _measure(name: str, values: npt.NDArray[np.float64] | Unavailable, seed: Seed) -> Share | Spread | Unavailable:
+    if isinstance(values, Unavailable):
+        return values
+    if name not in SHARES:
+        return _spread(name, values, seed.child(name))
     if not bool(np.isin(values, (0.0, 1.0)).all()):
         raise UsageError(f"{name!r} is a share: each record's value is 0 or 1")
-    count, n = int(values.sum()), int(values.size)
-    low, high = wilson(count, n)
-    return {"value": count / n, "low": low, "high": high, "count": count, "n": n}
+    return share_of(int(values.sum()), int(values.size))
 
 
-def _spread(name: str, values: npt.NDArray[np.float64], seed: Seed) -> dict[str, Any]:
+def _spread(name: str, values: npt.NDArray[np.float64], seed: Seed) -> Spread | Unavailable:
+    """Return the median with its interval; ``worst`` is worst for the owner of the data: the value of the best reconstruction."""
     card, n = METRICS.card(name), int(values.size)
     lost = int((~np.isfinite(values)).sum())
     if lost:
         # Leaving them out would summarise only the records that went well.
-        return Unavailable(f"{lost} of {n} values are not finite").as_dict()
+        return Unavailable(f"{lost} of {n} values are not finite")
     low, high = bootstrap_median(values, seed)
     worst = values.max() if card.higher_is_better else values.min()
-    return {"median": median(values), "low": low, "high": high, "worst": float(worst), "n": n}
+    return Spread(median=median(values), low=low, high=high, worst=float(worst), n=n)
 
 
 def _array(values: Values) -> npt.NDArray[np.float64]:

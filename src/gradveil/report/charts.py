@@ -12,7 +12,8 @@ from dataclasses import dataclass
 from markupsafe import Markup
 
 from gradveil.report.svg import Scale, clip_lines, drawing, nice_ticks, tag
-from gradveil.study.results import Cell, Share, Summary
+from gradveil.study.measures import Share, Summary
+from gradveil.study.results import CellResult
 from gradveil.verdict.numbers import interval, percent
 from gradveil.verdict.status import bar_of
 
@@ -51,13 +52,13 @@ AROUND = (
 )
 
 
-def identified_chart(cells: Sequence[Cell], *, narrow: bool = False, ident: str = "identified") -> Markup:
+def identified_chart(cells: Sequence[CellResult], *, narrow: bool = False, ident: str = "identified") -> Markup:
     """Draw the share identified per defense: the verdict with its interval, plain and informed linked, the null band behind."""
     layout = NARROW if narrow else WIDE
     scale = Scale(0.0, 1.0, layout.left, layout.right)
     bottom = TOP + layout.row * len(cells)
     rows = [_row(cell, scale, layout, TOP + layout.row * i) for i, cell in enumerate(cells)]
-    best = "; ".join(f"{cell.defense.spelling}: {percent(cell.exposed.value)}" for cell in cells)
+    best = "; ".join(f"{cell.defense.spelling}: {percent(cell.identified.value)}" for cell in cells)
     return drawing(
         *_share_axis(scale, bottom),
         *rows,
@@ -80,13 +81,13 @@ def _share_axis(scale: Scale, bottom: float) -> list[Markup]:
     return drawn
 
 
-def _row(cell: Cell, scale: Scale, layout: Layout, top: float) -> Markup:
-    share, bar = cell.exposed, bar_of(cell)
+def _row(cell: CellResult, scale: Scale, layout: Layout, top: float) -> Markup:
+    share, bar = cell.identified, bar_of(cell)
     band = 24.0
     y = top + (layout.row - band / 2 - 4 if layout.stacked else layout.row / 2)
     value = f"{percent(share.value)} ({interval(share.low, share.high)})"
     marks = [
-        tag("rect", x=scale(0), y=y - band / 2, width=max(1.0, scale(bar.high) - scale(0)), height=band, class_="null-band"),
+        tag("rect", x=scale(0), y=y - band / 2, width=max(1.0, scale(bar.top) - scale(0)), height=band, class_="null-band"),
         tag("line", x1=scale(bar.value), x2=scale(bar.value), y1=y - band / 2, y2=y + band / 2, class_="null-line"),
         *_verdict(share, scale, y - 5),
         *_pair(cell.plain, cell.informed, scale, y + 6),
@@ -94,7 +95,7 @@ def _row(cell: Cell, scale: Scale, layout: Layout, top: float) -> Markup:
     return tag("g", *_labels(cell, layout, top, y, value), *marks, class_="row no-verdict" if cell.failures else "row")
 
 
-def _labels(cell: Cell, layout: Layout, top: float, y: float, value: str) -> list[Markup]:
+def _labels(cell: CellResult, layout: Layout, top: float, y: float, value: str) -> list[Markup]:
     lines = clip_lines(cell.defense.spelling or "none", layout.label_chars, lines=1 if layout.stacked else 2)
     note = "no verdict" if cell.failures else value
     if layout.stacked:
@@ -133,13 +134,13 @@ def _pair(plain: Summary | None, informed: Summary | None, scale: Scale, y: floa
     return drawn
 
 
-def strip(cell: Cell, ident: str) -> Markup:
+def strip(cell: CellResult, ident: str) -> Markup:
     """Draw the first screen's small strip: one share, its interval, and the null band."""
-    share, bar = cell.exposed, bar_of(cell)
+    share, bar = cell.identified, bar_of(cell)
     scale = Scale(0.0, 1.0, 2.0, 358.0)
     return drawing(
         tag("rect", x=scale(0), y=6, width=scale(1) - scale(0), height=16, class_="track"),
-        tag("rect", x=scale(0), y=6, width=max(1.0, scale(bar.high) - scale(0)), height=16, class_="null-band"),
+        tag("rect", x=scale(0), y=6, width=max(1.0, scale(bar.top) - scale(0)), height=16, class_="null-band"),
         tag("line", x1=scale(bar.value), x2=scale(bar.value), y1=6, y2=22, class_="null-line"),
         *_verdict(share, scale, 14.0),
         width=360,
@@ -182,9 +183,9 @@ def on_frontier(costs: Sequence[float | None], leaks: Sequence[float], *, lower_
     return [point is not None and not beaten(point) for point in points]
 
 
-def frontier_chart(cells: Sequence[Cell], axis: Axis, ident: str) -> Markup:
+def frontier_chart(cells: Sequence[CellResult], axis: Axis, ident: str) -> Markup:
     """Draw privacy (upper bound of the share identified) against one cost; rungs are joined; numbers key the table."""
-    leaks = [cell.exposed.high for cell in cells]
+    leaks = [cell.identified.high for cell in cells]
     known = [value for value in axis.values if value is not None]
     ticks = nice_ticks(min(known), max(known))
     x, y = Scale(ticks[0], ticks[-1], 52.0, 342.0), Scale(0.0, 1.0, 248.0, 18.0)
@@ -218,7 +219,7 @@ def _frontier_axes(x: Scale, y: Scale, ticks: Sequence[float], axis: Axis) -> li
     return drawn
 
 
-def ladder_lines(cells: Sequence[Cell], spots: Sequence[tuple[float, float] | None]) -> list[Markup]:
+def ladder_lines(cells: Sequence[CellResult], spots: Sequence[tuple[float, float] | None]) -> list[Markup]:
     """Join the rungs of each defense, from weak to strong."""
     families: dict[tuple[str, ...], list[tuple[int, tuple[float, float]]]] = {}
     for cell, spot in zip(cells, spots, strict=True):

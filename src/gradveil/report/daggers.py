@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from gradveil.significance import LEVEL, daggers
-from gradveil.study.results import Cell
+from gradveil.study.results import CellResult
 from gradveil.verdict.status import Setting
 
 __all__ = ["METRICS", "Daggers", "setting_daggers"]
@@ -25,7 +25,7 @@ class Daggers:
     marks: dict[str, dict[str, str]]
     sentence: str = ""
 
-    def of(self, cell: Cell, metric: str) -> str:
+    def of(self, cell: CellResult, metric: str) -> str:
         """Return the mark of one number."""
         return self.marks.get(cell.key, {}).get(metric, "")
 
@@ -50,6 +50,6 @@ def setting_daggers(setting: Setting) -> Daggers:
     return Daggers(marks=marks, sentence=f"{'; '.join(parts)}. {caution}" if parts else "")
 
 
-def _column(cell: Cell, metric: str) -> dict[str, float]:
+def _column(cell: CellResult, metric: str) -> dict[str, float]:
     values = {record.pseudonym: getattr(record, metric) for record in cell.records}
     return {name: value for name, value in values.items() if value is not None}

@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 from PIL import Image
 
-from gradveil.study.results import Cell, Record
+from gradveil.study.results import CellResult, Record
 
 __all__ = [
     "Gallery",
@@ -59,12 +59,12 @@ class Panel:
 class Gallery:
     """All shown records under one defense, or the sentence that says why there are none."""
 
-    cell: Cell
+    cell: CellResult
     panels: tuple[Panel, ...] = ()
     problem: str = ""
 
 
-def _stored(cell: Cell) -> dict[str, npt.NDArray[Any]]:
+def _stored(cell: CellResult) -> dict[str, npt.NDArray[Any]]:
     if cell.pictures is None:
         return {}
     try:
@@ -75,14 +75,14 @@ def _stored(cell: Cell) -> dict[str, npt.NDArray[Any]]:
         return {}
 
 
-def read_pictures(cell: Cell) -> dict[str, Array]:
+def read_pictures(cell: CellResult) -> dict[str, Array]:
     """Return the arrays of a cell, each (n, C, H, W); empty if the file is missing, damaged or holds no pictures."""
     n = len(cell.records)
     fit = {name: a for name, a in _stored(cell).items() if a.ndim == 4 and len(a) == n and a.size and a.dtype.kind in "fiub"}
     return {name: array.astype(np.float32) for name, array in fit.items()}
 
 
-def read_ids(cell: Cell) -> list[str]:
+def read_ids(cell: CellResult) -> list[str]:
     """Return the record ids stored beside the pictures, in the order of ``cell.records``; empty if there are none."""
     ids = _stored(cell).get("ids", np.asarray([]))
     return [str(each) for each in ids.tolist()] if ids.ndim == 1 and len(ids) == len(cell.records) else []
@@ -111,11 +111,11 @@ def psnr(original: Array, other: Array) -> float | None:
     return CAP_DB if mse <= 10 ** (-CAP_DB / 10) else -10 * math.log10(mse)
 
 
-def best_null(cell: Cell, arrays: Mapping[str, Array]) -> str:
+def best_null(cell: CellResult, arrays: Mapping[str, Array]) -> str:
     """Return the name of the best null that has a picture (derangement has none)."""
     shown = [name.removeprefix("null_") for name in arrays if name.startswith("null_")]
-    if cell.bar_psnr is not None and cell.bar_psnr.null in shown:
-        return cell.bar_psnr.null
+    if cell.bar.psnr is not None and cell.bar.psnr.null in shown:
+        return cell.bar.psnr.null
 
     def height(name: str) -> float:
         null = cell.nulls.get(name)
@@ -124,7 +124,7 @@ def best_null(cell: Cell, arrays: Mapping[str, Array]) -> str:
     return max(shown, key=height, default="")
 
 
-def pick_records(cell: Cell) -> list[tuple[str, int]]:
+def pick_records(cell: CellResult) -> list[tuple[str, int]]:
     """Choose what to show: the record of median PSNR, the worst one, and one fixed by its pseudonym alone.
 
     The fixed record does not depend on any result, so it is the same under every defense and cannot be picked to please.
@@ -147,14 +147,14 @@ def pick_records(cell: Cell) -> list[tuple[str, int]]:
     ]
 
 
-def galleries(cells: Sequence[Cell], undefended: Cell | None) -> list[Gallery]:
+def galleries(cells: Sequence[CellResult], undefended: CellResult | None) -> list[Gallery]:
     """Return the pictures of every cell of one setting."""
     bare = read_pictures(undefended) if undefended is not None else {}
     rows = {record.pseudonym: i for i, record in enumerate(undefended.records)} if undefended is not None else {}
     return [_gallery(cell, bare, rows) for cell in cells]
 
 
-def _gallery(cell: Cell, bare: Mapping[str, Array], rows: Mapping[str, int]) -> Gallery:
+def _gallery(cell: CellResult, bare: Mapping[str, Array], rows: Mapping[str, int]) -> Gallery:
     arrays = read_pictures(cell)
     if "original" not in arrays:
         return Gallery(cell=cell, problem=f"No pictures: cells/{cell.key}.npz is missing or cannot be read.")
@@ -188,7 +188,7 @@ def _picture(name: str, record: Record, original: Array, array: Array | None) ->
     return Picture(uri=data_uri(array), alt=f"{name}, record {record.pseudonym}{quality}", psnr=height)
 
 
-def showcase(undefended: Cell | None, best: Cell | None) -> dict[str, list[tuple[str, Picture]]]:
+def showcase(undefended: CellResult | None, best: CellResult | None) -> dict[str, list[tuple[str, Picture]]]:
     """Return the first screen's pictures of the undefended median record: two per card."""
     arrays = read_pictures(undefended) if undefended is not None else {}
     if undefended is None or "original" not in arrays or "selected" not in arrays:

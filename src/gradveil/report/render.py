@@ -21,11 +21,11 @@ from gradveil.report import pictures, tables
 from gradveil.report.charts import Axis, frontier_chart, identified_chart, on_frontier, strip
 from gradveil.report.daggers import setting_daggers
 from gradveil.report.risk_views import risk_section, told_coefficient
-from gradveil.report.training import Training, is_training, load_training
 from gradveil.report.utility_charts import curve_panels, decision_chart, training_chart
 from gradveil.storage.files import write_whole
-from gradveil.study.load import load_results
-from gradveil.study.results import Cell, Results
+from gradveil.study.load import is_training, load_run, load_training
+from gradveil.study.results import CellResult, Run
+from gradveil.study.training_result import TrainingResult
 from gradveil.verdict import numbers, status, words
 
 __all__ = ["page_assets", "page_template", "render_report", "render_training", "write_report", "write_whole_page"]
@@ -50,7 +50,7 @@ def write_report(results: Path, out: Path | None = None, private: bool = False) 
     if is_training(results):
         page = render_training(load_training(results, share=not private), private=private)
     else:
-        page = render_report(load_results(results, share=not private), private=private)
+        page = render_report(load_run(results, share=not private), private=private)
     path = Path(out) if out is not None else results / ("report-private.html" if private else "report.html")
     if path.is_dir():
         raise UsageError(f"cannot write the report to {str(path)!r}: it is a folder; name a file")
@@ -67,15 +67,15 @@ def write_whole_page(path: Path, page: str) -> None:
     write_whole(path, page.encode())
 
 
-def render_report(results: Results, *, private: bool) -> str:
+def render_report(run: Run, *, private: bool) -> str:
     """Return the page as text."""
-    return _environment().get_template("page.html.jinja").render(**_context(results, private))
+    return _environment().get_template("page.html.jinja").render(**_context(run, private))
 
 
-def render_training(training: Training, *, private: bool) -> str:
+def render_training(training: TrainingResult, *, private: bool) -> str:
     """Return the page of one training as text."""
     style, script = _asset("report.css"), _asset("report.js")
-    curve = training.curve
+    curve, score = training.curve, "Dice" if training.score == "dice" else "Accuracy"
     return (
         _environment()
         .get_template("training.html.jinja")
@@ -85,7 +85,9 @@ def render_training(training: Training, *, private: bool) -> str:
             policy=_policy(style, script, show_pictures=False),
             training=training,
             private=private and not training.builtin_data,
-            chart=training_chart(curve, score=training.score) if curve.rounds else None,
+            score=score,
+            defense=str(training.settings.get("defense", "none")),
+            chart=training_chart(curve, score=score) if curve.rounds else None,
             words=words.utility_words(training.settings),
         )
     )
@@ -132,21 +134,20 @@ def _environment() -> Environment:
     return made
 
 
-def _context(results: Results, private: bool) -> dict[str, Any]:
-    headline = status.choose_headline(results)
-    show_pictures = private or results.run.builtin_data
+def _context(run: Run, private: bool) -> dict[str, Any]:
+    headline = status.choose_headline(run)
+    show_pictures = private or run.builtin_data
     style, script = _asset("report.css"), _asset("report.js")
     return {
         "style": Markup(style),
         "script": Markup(script),
         "policy": _policy(style, script, show_pictures),
-        "results": results,
-        "run": results.run,
+        "run": run,
         "headline": headline,
-        "private": private and not results.run.builtin_data,
+        "private": private and not run.builtin_data,
         "show_pictures": show_pictures,
-        **_first_screen(headline, results, show_pictures),
-        **_details(headline, results, private, show_pictures),
+        **_first_screen(headline, run, show_pictures),
+        **_details(headline, run, private, show_pictures),
     }
 
 
@@ -163,14 +164,14 @@ def _policy(style: str, script: str, show_pictures: bool) -> str:
     return f"default-src 'none'; img-src {shown}; {inline}; base-uri 'none'; form-action 'none'"
 
 
-def _first_screen(headline: status.Headline, results: Results, show_pictures: bool) -> dict[str, Any]:
+def _first_screen(headline: status.Headline, run: Run, show_pictures: bool) -> dict[str, Any]:
     shown = [cell for cell in (headline.undefended, headline.best) if cell is not None]
     lead = headline.undefended or headline.setting.cells[0]
     return {
-        "title": results.run.title or "Gradveil audit",
+        "title": run.title or "Gradveil audit",
         "sentence": words.headline_sentence(headline),
-        "progress": words.progress_sentence(results),
-        "trust": words.trust(headline, results),
+        "progress": words.progress_sentence(run),
+        "trust": words.trust(headline, run),
         "threats": words.threat_sentences(shown or headline.setting.cells),
         "setting": words.setting_words(lead),
         "identified_sentence": words.identified_sentence,
@@ -180,20 +181,20 @@ def _first_screen(headline: status.Headline, results: Results, show_pictures: bo
     }
 
 
-def _details(headline: status.Headline, results: Results, private: bool, show_pictures: bool) -> dict[str, Any]:
+def _details(headline: status.Headline, run: Run, private: bool, show_pictures: bool) -> dict[str, Any]:
     leading = headline.setting
     judged = [cell for cell in leading.cells if not cell.failures]
     ids = _ids(leading.cells) if private else {}
     rows = tables.records(headline, ids)
     names = [cell.defense.spelling for cell in (headline.undefended, headline.best) if cell is not None]
-    varying = tables.differing(results.cells)
+    varying = tables.differing(run.cells)
     settings = [leading, *(setting for setting in headline.settings if setting is not leading)]
     return {
         "settings": [_setting(setting, varying, index) for index, setting in enumerate(settings)],
         "judged": judged,
         "frontiers": _frontiers(judged),
         **_decision(judged),
-        "heat_maps": tables.heat_maps(results.cells, names),
+        "heat_maps": tables.heat_maps(run.cells, names),
         "records": rows[:MOST_RECORDS],
         "record_count": len(rows),
         "owners": tables.owners(rows),
@@ -201,7 +202,7 @@ def _details(headline: status.Headline, results: Results, private: bool, show_pi
         "galleries": pictures.galleries(leading.cells, headline.undefended) if show_pictures else [],
         "flags": tables.flags(headline.settings),
         "nulls": words.NULLS,
-        "seconds": sum(cell.timing.seconds or 0.0 for cell in results.cells) or None,
+        "seconds": sum(cell.timing.seconds or 0.0 for cell in run.cells) or None,
     }
 
 
@@ -219,13 +220,13 @@ def _setting(setting: status.Setting, varying: Sequence[str], index: int) -> dic
     }
 
 
-def _decision(judged: Sequence[Cell]) -> dict[str, Any]:
+def _decision(judged: Sequence[CellResult]) -> dict[str, Any]:
     """Return privacy beside utility, for the leading setting; empty where no training was asked for."""
     trained = [cell.utility for cell in judged if cell.utility is not None]
     if not trained:
         return {"decision": None}
     values = [cell.accuracy.value if cell.accuracy else None for cell in judged]
-    leaks = [cell.exposed.high for cell in judged]
+    leaks = [cell.identified.high for cell in judged]
     return {
         "decision": {
             "wide": decision_chart(judged),
@@ -240,7 +241,7 @@ def _decision(judged: Sequence[Cell]) -> dict[str, Any]:
     }
 
 
-def _frontiers(judged: Sequence[Cell]) -> list[dict[str, Any]]:
+def _frontiers(judged: Sequence[CellResult]) -> list[dict[str, Any]]:
     axes = [
         Axis(name="client time", label="client time, × undefended", values=tuple(cell.timing.ratio for cell in judged)),
         Axis(name="bytes sent", label="bytes sent, × undefended", values=tuple(cell.bytes_ratio for cell in judged)),
@@ -249,7 +250,7 @@ def _frontiers(judged: Sequence[Cell]) -> list[dict[str, Any]]:
     return [{"axis": axis, "chart": frontier_chart(judged, axis, f"frontier-{axis.name.replace(' ', '-')}")} for axis in shown]
 
 
-def _ids(cells: Sequence[Cell]) -> dict[str, str]:
+def _ids(cells: Sequence[CellResult]) -> dict[str, str]:
     found: dict[str, str] = {}
     for cell in cells:
         found |= {record.pseudonym: ident for record, ident in zip(cell.records, pictures.read_ids(cell), strict=False)}

@@ -14,18 +14,19 @@ from markupsafe import Markup
 from gradveil.errors import UsageError
 from gradveil.report.pictures import Array, Picture, data_uri
 from gradveil.report.render import page_assets, page_template, write_whole_page
+from gradveil.study.risks import Assessment, RecordRisk, RiskResult
 
 __all__ = ["write_risk_page"]
 
 SHOWN = 5
 
 
-def write_risk_page(path: Path, result: Mapping[str, Any], pictures: Mapping[int, Array], *, private: bool) -> Path:
+def write_risk_page(path: Path, result: RiskResult, pictures: Mapping[int, Array], *, private: bool) -> Path:
     """Write the page of an assessment and return its path.
 
     Args:
         path: The file to write.
-        result: What ``gradveil risk --json`` prints.
+        result: What ``gradveil risk`` found.
         pictures: For every row that was scored, its picture (C, H, W) in [0, 1].
         private: Whether the pictures are of the user's own data, and the page must say so.
 
@@ -38,7 +39,7 @@ def write_risk_page(path: Path, result: Mapping[str, Any], pictures: Mapping[int
         policy=policy,
         private=private,
         result=result,
-        views=[_view(each, result["assessments"], pictures) for each in result["assessments"]],
+        views=[_view(each, result.assessments, pictures) for each in result.assessments],
     )
     try:
         write_whole_page(path, page)
@@ -47,26 +48,21 @@ def write_risk_page(path: Path, result: Mapping[str, Any], pictures: Mapping[int
     return path
 
 
-def _view(each: Mapping[str, Any], all_of_them: Sequence[Mapping[str, Any]], pictures: Mapping[int, Array]) -> dict[str, Any]:
+def _view(each: Assessment, all_of_them: Sequence[Assessment], pictures: Mapping[int, Array]) -> dict[str, Any]:
     """Return one model and defense with its extremes; beside each score stands that of the same record without a defense."""
-    bare = next((other for other in all_of_them if other["model"] == each["model"] and other["defense"] == "none"), None)
-    undefended = {record["row"]: record["invre"] for record in bare["records"]} if bare is not None and bare is not each else {}
-    ranked = sorted(each["records"], key=lambda record: (-record["invre"], record["row"]))
+    bare = next((other for other in all_of_them if other.model == each.model and other.defense == "none"), None)
+    undefended = {record.row: record.invre for record in bare.records} if bare is not None and bare is not each else {}
+    ranked = each.ranked
     count = min(SHOWN, (len(ranked) + 1) // 2)
     groups = [("most exposed", ranked[:count]), ("least exposed", ranked[count:][-count:][::-1])]
-    modes = "+".join(sorted({str(record["mode"]) for record in ranked}))
 
-    def entry(record: Mapping[str, Any]) -> dict[str, Any]:
-        alt = f"row {record['row']}, InvRE {record['invre']:.3f}"
-        shown = pictures.get(record["row"])
+    def entry(record: RecordRisk) -> dict[str, Any]:
+        alt = f"row {record.row}, InvRE {record.invre:.3f}"
+        shown = pictures.get(record.row)
         return {
             "record": record,
             "picture": None if shown is None else Picture(uri=data_uri(shown), alt=alt),
-            "undefended": undefended.get(record["row"]),
+            "undefended": undefended.get(record.row),
         }
 
-    return {
-        "each": each,
-        "modes": modes,
-        "extremes": [(name, [entry(record) for record in group]) for name, group in groups if group],
-    }
+    return {"each": each, "extremes": [(name, [entry(record) for record in group]) for name, group in groups if group]}

@@ -11,8 +11,8 @@ from markupsafe import Markup
 
 from gradveil.report.pictures import CAP_DB, Picture, data_uri, read_pictures
 from gradveil.report.svg import Scale, drawing, nice_ticks, tag
-from gradveil.study.results import Cell
-from gradveil.study.risks import Coefficient, Risk, RiskRecord
+from gradveil.study.results import CellResult
+from gradveil.study.risks import CellRisk, Coefficient, RiskRecord
 
 __all__ = ["Exposed", "exposed", "risk_section", "scatter", "told_coefficient"]
 
@@ -35,7 +35,9 @@ class Exposed:
     defended_error: float | None
 
 
-def risk_section(cells: Sequence[Cell], undefended: Cell | None, best: Cell | None, show_pictures: bool) -> dict[str, Any] | None:
+def risk_section(
+    cells: Sequence[CellResult], undefended: CellResult | None, best: CellResult | None, show_pictures: bool
+) -> dict[str, Any] | None:
     """Return what the template shows for one setting; None where no cell was scored or says why not."""
     asked = [cell for cell in cells if cell.risk is not None]
     if not asked:
@@ -58,7 +60,7 @@ def risk_section(cells: Sequence[Cell], undefended: Cell | None, best: Cell | No
     }
 
 
-def exposed(cell: Cell, beside: Cell | None, show_pictures: bool) -> list[tuple[str, list[Exposed]]]:
+def exposed(cell: CellResult, beside: CellResult | None, show_pictures: bool) -> list[tuple[str, list[Exposed]]]:
     """Return the most and the least exposed records without a defense, at most five of each."""
     assert cell.risk is not None
     scored = sorted(cell.risk.records, key=lambda record: (-_bare(record), record.pseudonym))
@@ -90,11 +92,11 @@ def _bare(record: RiskRecord) -> float:
     return record.invre if record.undefended is None else record.undefended
 
 
-def _panel(cell: Cell, index: int) -> dict[str, Any]:
+def _panel(cell: CellResult, index: int) -> dict[str, Any]:
     return {"cell": cell, "chart": scatter(cell, f"risk-{cell.key}-{index}")}
 
 
-def scatter(cell: Cell, ident: str) -> Markup | None:
+def scatter(cell: CellResult, ident: str) -> Markup | None:
     """Draw every record at its score and at the error of the best attack on it; None where there are fewer than two."""
     risk = cell.risk
     points = [(r.invre, max(LEAST_ERROR, r.error)) for r in risk.records if r.error is not None] if risk is not None else []
@@ -114,7 +116,7 @@ def scatter(cell: Cell, ident: str) -> Markup | None:
         ),
         tag("text", "mean squared error", x=x.start, y=16, class_="label"),
     ]
-    shape = "informed" if risk.attack == "informed" else "plain"
+    shape = "informed" if risk.correlation.attack == "informed" else "plain"
     return drawing(
         *grid,
         *(tag("circle", cx=x(score), cy=y(math.log10(error)), r=4.5, class_=shape) for score, error in points),
@@ -122,8 +124,8 @@ def scatter(cell: Cell, ident: str) -> Markup | None:
         height=292,
         ident=ident,
         title=f"Risk against measured error, {cell.defense.spelling or 'none'}",
-        desc=f"One mark per record, {len(points)} in all. Pearson {told_coefficient(risk.pearson)}, "
-        f"Spearman {told_coefficient(risk.spearman)}.",
+        desc=f"One mark per record, {len(points)} in all. Pearson {told_coefficient(risk.correlation.pearson)}, "
+        f"Spearman {told_coefficient(risk.correlation.spearman)}.",
         class_="chart frontier",
     )
 
@@ -150,15 +152,16 @@ def told_coefficient(found: Coefficient | None) -> str:
     return f"{found.value:.2f}".replace("-", "−") + p
 
 
-def _foretold(risk: Risk | None) -> str:
+def _foretold(risk: CellRisk | None) -> str:
     """Say whether the score told which records fall, in this run."""
-    if risk is None or risk.spearman is None or risk.spearman.p is None:
+    told = risk.correlation if risk is not None else None
+    if told is None or told.spearman is None or told.spearman.p is None:
         return (
             "Whether the score foretold the error cannot be said: there are too few records, or all scores or errors are equal."
         )
-    told = f"Spearman {told_coefficient(risk.spearman)} over {risk.n} records"
-    if risk.spearman.p > FORETOLD:
-        return f"In this run the score did not tell which records were rebuilt better ({told}): do not rank records by it."
-    if risk.spearman.value < 0:
-        return f"In this run records with a higher score were rebuilt better ({told}), as they should be."
-    return f"In this run records with a higher score were rebuilt worse ({told}): here the score misleads, and attacks decide."
+    words = f"Spearman {told_coefficient(told.spearman)} over {told.n} records"
+    if told.spearman.p > FORETOLD:
+        return f"In this run the score did not tell which records were rebuilt better ({words}): do not rank records by it."
+    if told.spearman.value < 0:
+        return f"In this run records with a higher score were rebuilt better ({words}), as they should be."
+    return f"In this run records with a higher score were rebuilt worse ({words}): here the score misleads, and attacks decide."

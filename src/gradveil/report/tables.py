@@ -6,7 +6,8 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from gradveil.study.results import Cell, Guarantee, Record
+from gradveil.study.proved import Guarantee
+from gradveil.study.results import CellResult, Record
 from gradveil.verdict.numbers import interval, percent
 from gradveil.verdict.status import NOT_A_SETTING, Headline, Setting
 from gradveil.verdict.words import setting_words
@@ -78,7 +79,7 @@ def records(headline: Headline, ids: Mapping[str, str]) -> list[RecordRow]:
             pseudonym=name,
             ident=ids.get(name, ""),
             owner=record.owner or "",
-            label=record.label,
+            label="" if record.label is None else str(record.label),
             bare=bare.get(name),
             best=best.get(name),
             hits=sum(cell[name].identified for cell in by_cell if name in cell),
@@ -89,7 +90,7 @@ def records(headline: Headline, ids: Mapping[str, str]) -> list[RecordRow]:
     return sorted(rows, key=_exposure, reverse=True)
 
 
-def _by_pseudonym(cell: Cell | None) -> dict[str, Record]:
+def _by_pseudonym(cell: CellResult | None) -> dict[str, Record]:
     return {record.pseudonym: record for record in cell.records} if cell is not None else {}
 
 
@@ -117,7 +118,7 @@ def owners(rows: Sequence[RecordRow]) -> list[Owner]:
     return sorted(found, key=lambda owner: (owner.bare / owner.n, owner.best), reverse=True)
 
 
-def differing(cells: Sequence[Cell]) -> list[str]:
+def differing(cells: Sequence[CellResult]) -> list[str]:
     """Return the settings that take more than one value in the run, in the order the cells name them."""
     names = dict.fromkeys(name for cell in cells for name in cell.settings if name not in NOT_A_SETTING)
     return [name for name in names if len({str(cell.settings.get(name)) for cell in cells}) > 1]
@@ -143,13 +144,13 @@ class HeatMap:
     rows: tuple[tuple[str, tuple[HeatCell, ...]], ...]
 
 
-def heat_maps(cells: Sequence[Cell], leading: Sequence[str]) -> list[HeatMap]:
+def heat_maps(cells: Sequence[CellResult], leading: Sequence[str]) -> list[HeatMap]:
     """Return one map per defense and state when the grid has more than one value; ``leading`` defenses come first."""
     varying = differing(cells)
     if not any(name in varying for name in GRID):
         return []
     beside = [name for name in varying if name not in ("batch_size", "local_steps")]
-    groups: dict[tuple[str, str], list[Cell]] = {}
+    groups: dict[tuple[str, str], list[CellResult]] = {}
     for cell in cells:
         title = setting_words(cell, beside) if beside else ""
         groups.setdefault((cell.defense.spelling, title), []).append(cell)
@@ -158,22 +159,22 @@ def heat_maps(cells: Sequence[Cell], leading: Sequence[str]) -> list[HeatMap]:
     return sorted(maps, key=lambda heat: order.get(heat.defense, len(order)))
 
 
-def _heat_map(defense: str, title: str, cells: Sequence[Cell], leading: bool) -> HeatMap:
+def _heat_map(defense: str, title: str, cells: Sequence[CellResult], leading: bool) -> HeatMap:
     batches, steps = _values(cells, "batch_size"), _values(cells, "local_steps")
     found = {(str(cell.settings.get("batch_size")), str(cell.settings.get("local_steps"))): cell for cell in cells}
     rows = tuple((batch, tuple(_heat_cell(found.get((batch, step))) for step in steps)) for batch in batches)
     return HeatMap(defense=defense, title=title, leading=leading, steps=steps, rows=rows)
 
 
-def _values(cells: Sequence[Cell], name: str) -> tuple[str, ...]:
+def _values(cells: Sequence[CellResult], name: str) -> tuple[str, ...]:
     found = {cell.settings.get(name) for cell in cells}
     return tuple(str(value) for value in sorted(found, key=lambda v: (v if isinstance(v, (int, float)) else math.inf, str(v))))
 
 
-def _heat_cell(cell: Cell | None) -> HeatCell:
+def _heat_cell(cell: CellResult | None) -> HeatCell:
     if cell is None:
         return HeatCell(shade=None, share="", note="not measured")
-    share = cell.exposed
+    share = cell.identified
     if cell.failures:
         return HeatCell(shade=None, share="no verdict", note="a check failed")
     note = f"{interval(share.low, share.high)}, n = {share.n}"
@@ -202,7 +203,7 @@ def flags(settings: Sequence[Setting]) -> list[Flag]:
             # Passed checks are shown by name alone: their sentences may carry a number per cell.
             sentence = "" if check.level == "ok" else check.sentence
             groups.setdefault((check.level, check.name, sentence, check.remedy if sentence else ""), []).append(where)
-        if cell.regret_flagged:
+        if cell.regret.flagged:
             groups.setdefault(REGRET, []).append(where)
     found = [
         Flag(level=level, name=name, sentence=sentence, remedy=remedy, cells=tuple(dict.fromkeys(where)))
@@ -221,11 +222,11 @@ def spread_out(values: Sequence[float | None], least: float = 0.005) -> bool:
 class Proofs:
     """What is proved about each defense, and every assumption once."""
 
-    rows: tuple[tuple[Cell, Guarantee], ...]
+    rows: tuple[tuple[CellResult, Guarantee], ...]
     assumptions: tuple[str, ...]
 
 
-def proofs(found: Sequence[tuple[Cell, Guarantee | None]]) -> Proofs:
+def proofs(found: Sequence[tuple[CellResult, Guarantee | None]]) -> Proofs:
     """Return the guarantees that are known; without rows where no defense carries one, as then there is nothing to explain."""
     known = tuple((cell, guarantee) for cell, guarantee in found if guarantee is not None)
     if all(guarantee.epsilon is None for _, guarantee in known):
@@ -241,13 +242,13 @@ class Certificates:
     ``smoothing`` is the width of the prior behind the floors under the mean error; None where there are none.
     """
 
-    cells: tuple[Cell, ...]
+    cells: tuple[CellResult, ...]
     levels: tuple[str, ...]
     assumptions: tuple[str, ...]
     smoothing: float | None = None
 
 
-def certificates(cells: Sequence[Cell]) -> Certificates:
+def certificates(cells: Sequence[CellResult]) -> Certificates:
     """Return the cells that have a certificate, each with its own; none where no defense has one."""
     proved = [(cell, cell.certificate) for cell in cells if cell.certificate is not None]
     found = [(cell, each) for cell, each in proved if each.identified is not None or each.floor is not None]

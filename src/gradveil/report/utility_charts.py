@@ -15,7 +15,8 @@ from markupsafe import Markup
 
 from gradveil.report.charts import ladder_lines, number_marks
 from gradveil.report.svg import Scale, drawing, nice_ticks, tag
-from gradveil.study.results import Cell, Curve
+from gradveil.study.results import CellResult
+from gradveil.study.training_result import Curve
 from gradveil.verdict.numbers import percent
 from gradveil.verdict.status import bar_of
 
@@ -25,16 +26,16 @@ CAP = 3.0
 LINE_GAP = 12.0
 
 
-def decision_chart(cells: Sequence[Cell], *, narrow: bool = False, ident: str = "decision") -> Markup:
+def decision_chart(cells: Sequence[CellResult], *, narrow: bool = False, ident: str = "decision") -> Markup:
     """Draw the share identified against accuracy: plain and informed attackers, both intervals, and the best null behind."""
     width, height = (360, 396) if narrow else (780, 446)
     values = [cell.accuracy.value for cell in cells if cell.accuracy is not None]
     ticks = nice_ticks(min(values), max(values), 4 if narrow else 6)
     x = Scale(ticks[0], ticks[-1], 46.0, width - 26.0)
     y = Scale(0.0, 1.0, height - 62.0, 30.0)  # room above for the numbers of defenses that stop nothing
-    spots = [None if cell.accuracy is None else (x(cell.accuracy.value), y(cell.exposed.value)) for cell in cells]
+    spots = [None if cell.accuracy is None else (x(cell.accuracy.value), y(cell.identified.value)) for cell in cells]
     told = "; ".join(
-        f"{cell.defense.spelling}: {percent(cell.exposed.value)} at {percent(cell.accuracy.value)} accuracy"
+        f"{cell.defense.spelling}: {percent(cell.identified.value)} at {percent(cell.accuracy.value)} accuracy"
         for cell in cells
         if cell.accuracy is not None
     )
@@ -70,24 +71,24 @@ def _accuracy_tick(value: float) -> str:
     return f"{100 * value:g}\u00a0%"
 
 
-def _null(cells: Sequence[Cell], x: Scale, y: Scale) -> list[Markup]:
+def _null(cells: Sequence[CellResult], x: Scale, y: Scale) -> list[Markup]:
     """Draw the highest null of all cells: what lies inside it may be had without the update."""
-    bar = max((bar_of(cell) for cell in cells), key=lambda each: (each.high, each.value))
-    top = y(bar.high)
+    bar = max((bar_of(cell) for cell in cells), key=lambda each: (each.top, each.value))
+    top = y(bar.top)
     return [
         tag("rect", x=x.start, y=top, width=x.end - x.start, height=max(1.0, y.start - top), class_="null-band"),
         tag("line", x1=x.start, x2=x.end, y1=y(bar.value), y2=y(bar.value), class_="null-line"),
     ]
 
 
-def _attacker_spots(cell: Cell, x: Scale, y: Scale) -> list[tuple[float, float]]:
+def _attacker_spots(cell: CellResult, x: Scale, y: Scale) -> list[tuple[float, float]]:
     if cell.accuracy is None:
         return []
     return [(x(cell.accuracy.value), y(who.identified.value)) for who in (cell.plain, cell.informed) if who is not None]
 
 
-def _marks(cell: Cell, x: Scale, y: Scale) -> list[Markup]:
-    accuracy, share = cell.accuracy, cell.exposed
+def _marks(cell: CellResult, x: Scale, y: Scale) -> list[Markup]:
+    accuracy, share = cell.accuracy, cell.identified
     assert accuracy is not None
     at = x(accuracy.value)
     drawn = [_whisker(y, share.low, share.high, at, upright=True)]
@@ -113,7 +114,7 @@ def _whisker(scale: Scale, low: float, high: float, place: float, *, upright: bo
     return tag("g", *(tag("line", x1=a, y1=b, x2=c, y2=d, class_="thin-whisker") for a, b, c, d in turned))
 
 
-def _families(cells: Sequence[Cell]) -> dict[tuple[str, ...], list[int]]:
+def _families(cells: Sequence[CellResult]) -> dict[tuple[str, ...], list[int]]:
     """Return the positions of the rungs of each defense or chain."""
     families: dict[tuple[str, ...], list[int]] = {}
     for index, cell in enumerate(cells):
@@ -129,7 +130,7 @@ class Panel:
     chart: Markup
 
 
-def curve_panels(cells: Sequence[Cell], ident: str = "curves") -> list[Panel]:
+def curve_panels(cells: Sequence[CellResult], ident: str = "curves") -> list[Panel]:
     """Draw one panel per defense: a line per rung, numbered like the table, over the undefended one."""
     bare = next((cell for cell in cells if cell.defense.is_none and _mean(cell)), None)
     panels = []
@@ -153,7 +154,7 @@ def training_chart(curve: Curve, ident: str = "training", score: str = "Accuracy
     return _panel({"": (curve,)}, (), ident, "this training", "one line", score)
 
 
-def _mean(cell: Cell) -> bool:
+def _mean(cell: CellResult) -> bool:
     return cell.utility is not None and any(curve.rounds for curve in cell.utility.curves)
 
 

@@ -69,7 +69,7 @@ def calibrate(assessment: Assessment, *, data: str, digest: str, weights: str, s
     """
     if assessment.defense != "none":
         raise UsageError(f"α is the mean score of undefended records, not of {assessment.defense}; calibrate with --defense none")
-    scores = [record.risk.score for record in assessment.records]
+    scores = [record.score for record in assessment.records]
     mean = sum(scores) / len(scores)
     return Calibration(
         alpha=mean,
@@ -81,7 +81,7 @@ def calibrate(assessment: Assessment, *, data: str, digest: str, weights: str, s
         weights=weights,
         seed=seed,
         mode="+".join(sorted({record.mode for record in assessment.records})),
-        gap_rule=assessment.records[0].risk.gap_rule,
+        gap_rule=assessment.records[0].gap_rule,
         tolerance=TOLERANCE,
         residual="complete",
         version=gradveil.__version__,

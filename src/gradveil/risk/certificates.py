@@ -3,80 +3,23 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from torch import Tensor
 
-from gradveil.client.guarantees import Guarantee, Unit, privacy_of
+from gradveil.client.guarantees import privacy_of
 from gradveil.defenses.base import Defense
 from gradveil.proofs.bounds import CONFIDENCE, SAMPLES, advantage_bound, mixed_bound, sampled_advantage, sampled_bound
 from gradveil.randomness import Seed
 from gradveil.risk.candidates import Prior, closeness_prior, identification_prior
 from gradveil.study.checks import check_whole
+from gradveil.study.proved import Certificate, Guarantee
 
 __all__ = ["Certificate", "certificate_from", "certificate_of"]
 
 PSNR = (15.0, 20.0, 25.0)
-NOTHING_PROVED = 0.9995
-"""From here on a bound is printed as proving nothing."""
-
-
-@dataclass(frozen=True)
-class Certificate:
-    """What no attacker can exceed, or the reason why nothing is certified.
-
-    Attributes:
-        identified: Largest expected share of records that any attacker points out among the candidates; None where there is no
-            certificate.
-        psnr: For each PSNR in dB, as text, the largest share of records that any attacker rebuilds at least so well.
-        advantage: How much more often any attacker, whatever it knows beforehand, can succeed with the releases than without.
-        unit: Whose share is covered by the noise: one ``record``, or a whole ``client``.
-        noise_multiplier: Noise over the largest norm of one unit's share.
-        steps: Noisy releases counted.
-        sampling_rate: Probability of a record to be part of each.
-        epsilon: Of differential privacy, for the same unit.
-        delta: Probability with which ε may fail.
-        candidates: Records among which the attacked one was drawn, all equally likely.
-        chance: What guessing reaches.
-        label_known: Whether the attacker is taken to know the record's label beforehand.
-        confidence: 1 for formulas; below it, the probability over Monte Carlo draws that the bounds hold.
-        assumptions: What must hold, in sentences.
-        reason: Why there is no certificate; empty where there is one.
-    """
-
-    identified: float | None = None
-    psnr: Mapping[str, float] = field(default_factory=dict)
-    advantage: float | None = None
-    unit: Unit = ""
-    noise_multiplier: float | None = None
-    steps: int = 0
-    sampling_rate: float = 1.0
-    epsilon: float | None = None
-    delta: float | None = None
-    candidates: int = 0
-    chance: float | None = None
-    label_known: bool = False
-    confidence: float = 1.0
-    assumptions: tuple[str, ...] = ()
-    reason: str = ""
-
-    def sentence(self) -> str:
-        """Return the certificate in one sentence."""
-        if self.identified is None:
-            return f"no certificate: {self.reason}"
-        count = f"{self.candidates} candidate{'s' if self.candidates != 1 else ''}"
-        privacy = "" if self.epsilon is None else f", ε = {self.epsilon:.3g} at δ = {self.delta:g}"
-        noise = f"noise per {self.unit}{privacy}"
-        if self.identified >= NOTHING_PROVED:
-            return f"the bound is 100 %, so nothing is proved: too little noise for {count} ({noise})"
-        return f"at most {_percent(self.identified)} of records can be identified by anyone among {count} ({noise})"
-
-    def as_dict(self) -> dict[str, Any]:
-        """Return plain JSON values."""
-        plain = {**asdict(self), "psnr": dict(self.psnr), "assumptions": list(self.assumptions)}
-        return {**plain, "sentence": self.sentence()}
 
 
 def certificate_of(
@@ -241,7 +184,3 @@ def _assumptions(proved: Guarantee, count: int, label_known: bool, guesses: int)
         # The first two of the guarantee are about neighbours and the number of releases, which are said above for this reading.
         *proved.assumptions[1 if proved.sampling_rate < 1 else 2 :],
     )
-
-
-def _percent(share: float) -> str:
-    return f"{100 * share:.1f} %" if share < 0.1 or share > 0.99 else f"{100 * share:.0f} %"

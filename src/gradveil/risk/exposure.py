@@ -10,10 +10,8 @@ What a defense does enters in three ways, all taken from the attacker who knows 
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Hashable, MutableMapping, Sequence
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -24,101 +22,12 @@ from gradveil.randomness import Seed
 from gradveil.records import Batch
 from gradveil.risk.defended import DefendedRelease, Releases, defended_release
 from gradveil.risk.fisher import diagonal_leakage, fisher_leakage
-from gradveil.risk.invre import BETA, RiskScore, risk_score
+from gradveil.risk.invre import BETA, risk_score
 from gradveil.spectra.jacobians import Jacobian
 from gradveil.spectra.spectrum import Spectrum, choose_mode, records_at_once, spectra_of
+from gradveil.study.risks import Assessment, RecordRisk, RiskScore
 
 __all__ = ["Assessment", "DefendedRelease", "RecordRisk", "assess", "defended_release"]
-
-
-@dataclass(frozen=True)
-class RecordRisk:
-    """One record.
-
-    Attributes:
-        row: Its row in the data.
-        label: Its class; None where targets are masks.
-        risk: InvRE with its parts.
-        fisher: Fisher information leakage σ_1 / s; infinite without noise on what is sent.
-        diagonal: dFIL; the same.
-        mode: How the spectrum was computed.
-        seconds: Time the spectrum took; of records that went together, an equal part of the time of all.
-        notes: Sentences.
-    """
-
-    row: int
-    label: int | None
-    risk: RiskScore
-    fisher: float
-    diagonal: float
-    mode: str
-    seconds: float
-    notes: tuple[str, ...]
-
-    def as_dict(self) -> dict[str, Any]:
-        """Return plain JSON values; leakage without noise, which is infinite, becomes None."""
-        finite = {
-            name: value if math.isfinite(value) else None for name, value in (("fil", self.fisher), ("dfil", self.diagonal))
-        }
-        told = {"mode": self.mode, "seconds": round(self.seconds, 3), "notes": list(self.notes)}
-        return {"row": self.row, "label": self.label, **asdict(self.risk), **finite, **told}
-
-
-@dataclass(frozen=True)
-class Assessment:
-    """All records under one model and one defense.
-
-    Attributes:
-        model: Spelling.
-        defense: Spelling.
-        records: In the order of their rows.
-    """
-
-    model: str
-    defense: str
-    records: tuple[RecordRisk, ...]
-
-    @property
-    def mean(self) -> float:
-        """Mean InvRE."""
-        return sum(record.risk.invre for record in self.records) / len(self.records)
-
-    @property
-    def mean_score(self) -> float:
-        """Mean of Σ P_k τ_k, from which α is calibrated."""
-        return sum(record.risk.score for record in self.records) / len(self.records)
-
-    @property
-    def worst(self) -> RecordRisk:
-        """The record with the highest InvRE."""
-        return max(self.records, key=lambda record: record.risk.invre)
-
-    @property
-    def ranked(self) -> tuple[RecordRisk, ...]:
-        """Most exposed first; ties in the order of rows."""
-        return tuple(sorted(self.records, key=lambda record: (-record.risk.invre, record.row)))
-
-    @property
-    def notes(self) -> tuple[str, ...]:
-        """Every note once."""
-        return tuple(dict.fromkeys(note for record in self.records for note in record.notes))
-
-    def as_dict(self) -> dict[str, Any]:
-        """Return plain JSON values."""
-        bands = [record.risk.band for record in self.records]
-        return {
-            "model": self.model,
-            "defense": self.defense,
-            "mean_invre": self.mean,
-            "mean_score": self.mean_score,
-            "worst_invre": self.worst.risk.invre,
-            "bands": {name: bands.count(name) for name in ("minimal", "moderate", "high")},
-            "most_exposed": [record.row for record in self.ranked[:5]],
-            "least_exposed": [record.row for record in self.ranked[::-1][:5]],
-            "seconds": round(sum(record.seconds for record in self.records), 3),
-            "notes": list(self.notes),
-            "records": [record.as_dict() for record in self.records],
-        }
 
 
 def assess(
@@ -181,7 +90,7 @@ def assess(
             if progress is not None:
                 progress(len(found))
         waiting = []
-    return Assessment(model, spell_defense(defense), tuple(found))
+    return Assessment(model=model, defense=spell_defense(defense), records=tuple(found))
 
 
 @dataclass(frozen=True, eq=False)
@@ -224,12 +133,12 @@ def _spectra(waiting: Sequence[_Taken], known: MutableMapping[Hashable, Spectrum
 def _record(row: int, target: Tensor, release: DefendedRelease, measured: Spectrum, score: RiskScore) -> RecordRisk:
     flat = "the input is black: its energy is zero, so the score says nothing about it"
     return RecordRisk(
+        **vars(score),
         row=row,
         label=int(target) if target.ndim == 0 else None,
-        risk=score,
         fisher=fisher_leakage(measured, release.shared_noise),
         diagonal=diagonal_leakage(measured, release.shared_noise),
         mode=measured.mode,
-        seconds=measured.seconds,
+        seconds=round(measured.seconds, 3),
         notes=(*release.notes, *measured.notes, *([flat] if measured.energy == 0 else [])),
     )

@@ -27,6 +27,7 @@ from torch import Tensor
 from gradveil.errors import Unreliable, UsageError, suggest
 from gradveil.risk.invloss import InvLoss, RankVariances, Residual, inversion_loss
 from gradveil.spectra.spectrum import Spectrum
+from gradveil.study.risks import RiskScore
 
 __all__ = ["BETA", "GAP_RULES", "TOLERANCE", "GapRule", "RiskScore", "Weights", "band_of", "invre", "rank_weights", "risk_score"]
 
@@ -57,41 +58,6 @@ class Weights:
     likelihood: Tensor
     rank: int
     merged: int
-
-
-@dataclass(frozen=True)
-class RiskScore:
-    """The risk of one record.
-
-    Attributes:
-        invre: In [0, 1]; higher is more exposed.
-        score: Σ P_k τ_k with the noise terms: the expected bound on the relative squared error; lower is more exposed.
-        signal: Its part without noise.
-        noise_total: The expected noise term of the inverse itself, not divided by m or p.
-        relative: The fixed-model variant of Appendix C: 1 / score, for comparing records under one model only.
-        low: Least InvRE that what was not computed allows, where only leading singular values are known.
-        high: Most.
-        band: minimal, moderate or high.
-        rank: Number of singular values above the tolerance.
-        merged: Near-ties among them.
-        alpha: Centre of the logistic.
-        beta: Its steepness.
-        gap_rule: merge, clamp or strict.
-    """
-
-    invre: float
-    score: float
-    signal: float
-    noise_total: float
-    relative: float
-    low: float
-    high: float
-    band: str
-    rank: int
-    merged: int
-    alpha: float
-    beta: float
-    gap_rule: str
 
 
 def rank_weights(values: Tensor, *, gap_rule: str = "merge", tolerance: float = TOLERANCE, following: float = 0.0) -> Weights:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from dataclasses import replace
 
 import gradveil
 from gradveil.attacks import resolve
@@ -15,6 +15,7 @@ from gradveil.metrics import METRICS
 from gradveil.provenance import provenance
 from gradveil.study.cell import Cell
 from gradveil.study.plan import Plan
+from gradveil.study.results import Run
 
 __all__ = ["NOT_TESTED", "describe_cells", "describe_run"]
 
@@ -28,31 +29,29 @@ NOT_TESTED = (
 )
 
 
-def describe_run(plan: Plan, cells: Sequence[Cell], keys: list[str], command: str, materials: Materials) -> dict[str, Any]:
-    """Return run.json of docs/results-format.md for a plan."""
-    return describe_cells(cells, keys, command, plan.title, materials) | {"plan": plan.as_dict()}
+def describe_run(plan: Plan, cells: Sequence[Cell], keys: Sequence[str], command: str, materials: Materials) -> Run:
+    """Return what run.json says about a plan."""
+    return replace(describe_cells(cells, keys, command, plan.title, materials), plan=plan.as_dict())
 
 
 def describe_cells(
-    cells: Sequence[Cell], keys: list[str], command: str, title: str, materials: Materials | None = None
-) -> dict[str, Any]:
-    """Return run.json for a list of cells."""
+    cells: Sequence[Cell], keys: Sequence[str], command: str, title: str, materials: Materials | None = None
+) -> Run:
+    """Return what run.json says about a list of cells."""
     materials = materials or Materials()
     parts = {part.card.name: part.card for cell in cells for part in parts_of(materials.defense(cell.defense))}
     attacks = {m.attack.card.name: m.attack.card for cell in cells for m in resolve(cell.ensemble, threat_of(cell).sees).members}
-    return {
-        "format": "gradveil-run-1",
-        "version": gradveil.__version__,
-        "title": title,
-        "command": command,
-        "plan": {},
-        "cells": keys,
-        "builtin_data": all(cell.data in DATASETS.names() for cell in cells),
-        "not_tested": list(NOT_TESTED),
-        "provenance": provenance(cells[0].seed, cells[0].device),
-        "cards": {
+    return Run(
+        version=gradveil.__version__,
+        title=title,
+        command=command,
+        keys=tuple(keys),
+        builtin_data=all(cell.data in DATASETS.names() for cell in cells),
+        not_tested=NOT_TESTED,
+        provenance=provenance(cells[0].seed, cells[0].device),
+        cards={
             "defenses": {name: parts[name].as_dict() for name in sorted(parts)},
             "attacks": {name: attacks[name].as_dict() for name in sorted(attacks)},
             "metrics": {card.name: card.as_dict() for card in METRICS.cards()},
         },
-    }
+    )

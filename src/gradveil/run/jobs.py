@@ -90,11 +90,10 @@ def do_job(job: Job, out: str, report: Callable[[int, int], None] | None, materi
     """
     store = Store(Path(out))
     if isinstance(job.work, Cell):
-        result = run_cell(job.work, materials=materials, key=job.key, report=report, work=store.partial_folder(job.key))
-        store.write_cell(job.key, result.record, result.timing, result.pictures)
+        found = run_cell(job.work, materials=materials, key=job.key, report=report, work=store.partial_folder(job.key))
+        store.write_cell(found.result, found.pictures)
     else:
-        outcome = run_training(job.work, key=job.key, work=store.work_folder(job.key), report=report)
-        store.write_training(job.key, outcome.record, outcome.timing)
+        store.write_training(run_training(job.work, key=job.key, work=store.work_folder(job.key), report=report))
     return job.key
 
 

@@ -9,31 +9,12 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
-from typing import Any
 
 from scipy.special import stdtrit
 
-__all__ = ["Estimate", "pair_up", "t_interval"]
+from gradveil.study.measures import Estimate
 
-
-@dataclass(frozen=True)
-class Estimate:
-    """A mean over seeds; no interval where there is one seed only.
-
-    Attributes:
-        value: The mean.
-        low: Lower end of the 95 % interval, or None.
-        high: Upper end, or None.
-        n: Number of seeds.
-        per_seed: What the mean is of.
-    """
-
-    value: float
-    low: float | None
-    high: float | None
-    n: int
-    per_seed: tuple[float, ...]
+__all__ = ["pair_up", "t_interval"]
 
 
 def t_interval(values: Sequence[float], *, least: float | None = None, most: float | None = None) -> Estimate:
@@ -46,15 +27,15 @@ def t_interval(values: Sequence[float], *, least: float | None = None, most: flo
     """
     mean, n = statistics.fmean(values), len(values)
     if n < 2:
-        return Estimate(mean, None, None, n, tuple(values))
+        return Estimate(value=mean, n=n, per_seed=tuple(values))
     half = float(stdtrit(n - 1, 0.975)) * statistics.stdev(values) / n**0.5
     low, high = mean - half, mean + half
     low = low if least is None else max(least, low)
     high = high if most is None else min(most, high)
-    return Estimate(mean, low, high, n, tuple(values))
+    return Estimate(value=mean, low=low, high=high, n=n, per_seed=tuple(values))
 
 
-def pair_up(defended: Mapping[int, float], undefended: Mapping[int, float]) -> dict[str, dict[str, Any]]:
+def pair_up(defended: Mapping[int, float], undefended: Mapping[int, float]) -> dict[str, Estimate]:
     """Compare the accuracies of seeds that both sides have.
 
     Args:
@@ -79,4 +60,4 @@ def pair_up(defended: Mapping[int, float], undefended: Mapping[int, float]) -> d
     }
     if all(b > 0 for _, b in pairs):
         found["pmm"] = t_interval([a / b for a, b in pairs], least=0.0)
-    return {name: {**asdict(estimate), "per_seed": list(estimate.per_seed)} for name, estimate in found.items()}
+    return found

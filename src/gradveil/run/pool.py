@@ -16,7 +16,6 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -32,19 +31,12 @@ from gradveil.run.trainings import all_trainings, cell_utility, trainings_of
 from gradveil.storage.run_folder import Store
 from gradveil.study.cell import Cell
 from gradveil.study.federation import UtilitySettings
+from gradveil.study.load import load_run
 from gradveil.study.plan import Plan
+from gradveil.study.results import Run
 from gradveil.study.training import Training
 
-__all__ = ["AuditResult", "Progress", "cell_key", "run_audit", "run_cell", "run_cells"]
-
-
-@dataclass(frozen=True)
-class AuditResult:
-    """What a run produced."""
-
-    out: Path
-    cells: list[dict[str, Any]]
-    missing: list[str]
+__all__ = ["Progress", "cell_key", "run_audit", "run_cell", "run_cells"]
 
 
 def run_audit(
@@ -55,8 +47,8 @@ def run_audit(
     workers: int | None = None,
     on_progress: Callable[[Progress], None] | None = None,
     materials: Materials | None = None,
-) -> AuditResult:
-    """Run every cell and training of a plan that is not already in ``out``, and return all cells."""
+) -> Run:
+    """Run every cell and training of a plan that is not already in ``out``, and return the run with all its cells."""
     materials = materials or Materials()
     cells = cells_of(plan, materials)
     return run_cells(
@@ -73,19 +65,19 @@ def run_audit(
 def run_cells(
     cells: Sequence[Cell],
     out: Path,
-    describe: Callable[[list[str]], dict[str, Any]],
+    describe: Callable[[list[str]], Run],
     *,
     utility: UtilitySettings | None = None,
     workers: int | None = None,
     on_progress: Callable[[Progress], None] | None = None,
     materials: Materials | None = None,
-) -> AuditResult:
+) -> Run:
     """Run the cells whose results are not already in ``out``, and the trainings behind their utility.
 
     Args:
         cells: What to run.
         out: Results folder.
-        describe: Makes run.json from the cells' keys.
+        describe: Says what the run is, given the cells' keys.
         utility: How to train with the cells' defenses; None trains with none.
         workers: Processes; by default one per core on a CPU and one on a GPU.
         on_progress: Told after every cell, and every second while processes work.
@@ -114,8 +106,7 @@ def run_cells(
             _one_by_one(todo, out, board, materials)
         else:
             _in_processes(todo, out, count, board)
-        found = {key: store.read_cell(key) for key in keys}
-    return AuditResult(out, [c for c in found.values() if c is not None], [key for key, c in found.items() if c is None])
+    return load_run(out)
 
 
 def _order(job: Job) -> tuple[bool, bool, int]:

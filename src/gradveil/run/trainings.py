@@ -11,19 +11,18 @@ import dataclasses
 import math
 import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from gradveil.run.pairs import pair_up
 from gradveil.study.cell import Cell
 from gradveil.study.declare import part_of
 from gradveil.study.federation import UtilitySettings
+from gradveil.study.proved import Guarantee
+from gradveil.study.results import TrainingBytes, Utility
 from gradveil.study.settings import DataSource, ModelSource
-from gradveil.study.training import BASELINE, TRAINING_FORMAT, Training
-
-if TYPE_CHECKING:
-    from gradveil.study.training_result import RoundRecord, TrainingResult
+from gradveil.study.training import BASELINE, Training
+from gradveil.study.training_result import RoundRecord, TrainingRecord
 
 __all__ = [
     "all_trainings",
@@ -81,17 +80,9 @@ def check_trainings(cells: Iterable[Cell], utility: UtilitySettings) -> None:
             build_federation(training.federation())
 
 
-@dataclass(frozen=True)
-class TrainingOutcome:
-    """One training: what is the same on every run, and what is not."""
-
-    record: dict[str, Any]
-    timing: dict[str, Any]
-
-
 def run_training(
     training: Training, *, key: str = "", work: Path | None = None, report: Callable[[int, int], None] | None = None
-) -> TrainingOutcome:
+) -> TrainingRecord:
     """Train once and return what the report and the recommendation need.
 
     Args:
@@ -114,32 +105,7 @@ def run_training(
         result = train_vertical(training.federation(), cut=training.cut, parts=training.parts, **settings)
     else:
         result = train(training.federation(), **settings)
-    return TrainingOutcome(_record(training, key, result), _timing(key, result))
-
-
-def _record(training: Training, key: str, result: TrainingResult) -> dict[str, Any]:
-    return {
-        "format": TRAINING_FORMAT,
-        "key": key,
-        "training": training.as_dict(),
-        "chance": _chance(training),
-        "final_accuracy": result.final_accuracy,
-        "best_accuracy": result.best_accuracy,
-        "bytes": {"up": result.bytes_up, "down": result.bytes_down},
-        "guarantee": dict(result.guarantee),
-        "rounds": [
-            {
-                "round": each.round,
-                "accuracy": each.accuracy,
-                "loss": each.loss,
-                "bytes_up": each.bytes_up,
-                "bytes_down": each.bytes_down,
-                "refused": each.refused,
-                "counters": dict(each.counters),
-            }
-            for each in result.rounds
-        ],
-    }
+    return result.kept(key, training.as_dict(), _chance(training))
 
 
 def _chance(training: Training) -> float:
@@ -154,43 +120,36 @@ def _chance(training: Training) -> float:
     return max(counts) / sum(counts)
 
 
-def _timing(key: str, result: TrainingResult) -> dict[str, Any]:
-    return {
-        "key": key,
-        "seconds": round(result.seconds, 3),
-        "client_seconds": [each.client_seconds for each in result.rounds],
-        "latency": result.latency.as_dict() if result.latency is not None else None,
-    }
-
-
 def cell_utility(
-    utility: UtilitySettings, own: Sequence[Mapping[str, Any] | None], undefended: Sequence[Mapping[str, Any] | None]
-) -> dict[str, Any] | None:
-    """Return the ``utility`` of a cell from the trainings that are done, or None where no pair is.
+    utility: UtilitySettings, own: Sequence[TrainingRecord | None], undefended: Sequence[TrainingRecord | None]
+) -> Utility | None:
+    """Return the utility of a cell from the trainings that are done, or None where no pair is.
 
     Args:
         utility: What the plan asked for.
         own: The cell's trainings, one per seed; None where one is not done.
         undefended: The trainings they are paired with, in the same order.
     """
-    pairs = [
-        (a, b) for a, b in zip(own, undefended, strict=True) if a is not None and b is not None and _trained(a) and _trained(b)
-    ]
+    pairs = [(a, b) for a, b in zip(own, undefended, strict=True) if a is not None and b is not None and _trained(a, b)]
     if not pairs:
         return None
     sides = list(zip(*pairs, strict=True))
-    accuracy = [{each["training"]["seed"]: each["final_accuracy"] for each in side} for side in sides]
-    sent = [{name: statistics.fmean(each["bytes"][name] for each in side) for name in ("up", "down")} for side in sides]
-    return {
-        "settings": _told(utility, pairs[0][0]["training"]),
-        "seeds": [a["training"]["seed"] for a, _ in pairs],
-        "trainings": [a["key"] for a, _ in pairs],
-        "baseline": [b["key"] for _, b in pairs],
-        **pair_up(*accuracy),
-        "chance": pairs[0][0].get("chance"),
-        "bytes": {**sent[0], "undefended_up": sent[1]["up"], "undefended_down": sent[1]["down"]},
-        "guarantee": _weakest([a.get("guarantee") for a, _ in pairs]),
-    }
+    known = [{each.settings["seed"]: each.final_accuracy or 0.0 for each in side} for side in sides]
+    means = pair_up(*known)
+    up, down = ([statistics.fmean(getattr(each.bytes, name) for each in side) for side in sides] for name in ("up", "down"))
+    return Utility(
+        settings=_told(utility, pairs[0][0].settings),
+        seeds=tuple(a.settings["seed"] for a, _ in pairs),
+        trainings=tuple(a.key for a, _ in pairs),
+        baseline=tuple(b.key for _, b in pairs),
+        accuracy=means["accuracy"],
+        undefended=means["undefended"],
+        difference=means["difference"],
+        pmm=means.get("pmm"),
+        chance=pairs[0][0].chance,
+        bytes=TrainingBytes(up=up[0], down=down[0], undefended_up=up[1], undefended_down=down[1]),
+        guarantee=_weakest([a.guarantee for a, _ in pairs]),
+    )
 
 
 def _told(utility: UtilitySettings, training: Mapping[str, Any]) -> dict[str, Any]:
@@ -202,13 +161,13 @@ def _told(utility: UtilitySettings, training: Mapping[str, Any]) -> dict[str, An
     return {**own, "cut": training["cut"], "parts": training["parts"]}
 
 
-def _weakest(guarantees: Sequence[Mapping[str, Any] | None]) -> Mapping[str, Any] | None:
+def _weakest(guarantees: Sequence[Guarantee | None]) -> Guarantee | None:
     """Return what holds for every seed: no guarantee where one has none, else the largest ε."""
-    known = [each for each in guarantees if each]
+    known = [each for each in guarantees if each is not None]
     if len(known) < len(guarantees):
         return None
-    return max(known, key=lambda each: math.inf if each["epsilon"] is None else each["epsilon"])
+    return max(known, key=lambda each: math.inf if each.epsilon is None else each.epsilon)
 
 
-def _trained(record: Mapping[str, Any]) -> bool:
-    return isinstance(record.get("final_accuracy"), float)
+def _trained(*records: TrainingRecord) -> bool:
+    return all(record.final_accuracy is not None for record in records)

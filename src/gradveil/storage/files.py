@@ -4,22 +4,20 @@ from __future__ import annotations
 
 import contextlib
 import json
-import math
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from gradveil.errors import UsageError
+from gradveil.study.codec import encode
 
 try:
     import fcntl
 except ImportError:  # not on Windows; there, two runs in one folder are not noticed
     fcntl = None  # type: ignore[assignment]
 
-__all__ = ["json_bytes", "locked_folder", "plain_json", "write_whole"]
+__all__ = ["json_bytes", "locked_folder", "write_whole"]
 
 LOCK = ".lock"
 
@@ -60,20 +58,9 @@ def locked_folder(out: Path) -> Iterator[None]:
         os.close(handle)
 
 
-def json_bytes(value: Mapping[str, Any]) -> bytes:
-    """Return JSON text; what is not a finite number is null."""
-    return (json.dumps(plain_json(value), indent=1, ensure_ascii=False, allow_nan=False) + "\n").encode()
-
-
-def plain_json(value: Any) -> Any:
-    """Return plain JSON values; what is not a finite number is null, as the report reads it: no hour of work is lost over one."""
-    if isinstance(value, Mapping):
-        return {str(name): plain_json(each) for name, each in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [plain_json(each) for each in value]
-    if isinstance(value, np.generic):
-        value = value.item()
-    return None if isinstance(value, float) and not math.isfinite(value) else value
+def json_bytes(value: Any) -> bytes:
+    """Return a result, or plain values, as JSON text; what is not a finite number is null."""
+    return (json.dumps(encode(value), indent=1, ensure_ascii=False, allow_nan=False) + "\n").encode()
 
 
 def _sync_folder(folder: Path) -> None:

@@ -17,21 +17,24 @@ import re
 import shutil
 import zipfile
 from collections.abc import Collection, Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, NoReturn, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from gradveil.errors import GradveilError, UsageError
-from gradveil.storage.files import json_bytes, locked_folder, plain_json, write_whole
-from gradveil.study.cell import CELL_FORMAT
-from gradveil.study.training import TRAINING_FORMAT
+from gradveil.storage.files import json_bytes, locked_folder, write_whole
+from gradveil.study.codec import decode, encode
+from gradveil.study.results import CellResult, Run, Utility
+from gradveil.study.training_result import TrainingRecord
 
 __all__ = ["Store", "npz_bytes"]
 
 logger = logging.getLogger("gradveil")
 KEY = re.compile(r"[0-9a-f]{16}")
+R = TypeVar("R", CellResult, TrainingRecord)
 
 
 class Store:
@@ -66,45 +69,41 @@ class Store:
         with locked_folder(self.out):
             yield
 
-    def read_cell(self, key: str) -> dict[str, Any] | None:
+    def read_cell(self, key: str) -> CellResult | None:
         """Return a finished cell, or None where it is missing; a damaged one is put aside and counts as missing."""
-        return self._read(self._path("cells", key, ".json"), key, CELL_FORMAT, "selected")
+        return self._read(self._path("cells", key, ".json"), key, CellResult)
 
-    def read_training(self, key: str) -> dict[str, Any] | None:
+    def read_training(self, key: str) -> TrainingRecord | None:
         """Return a finished training, or None where it is missing; a damaged one is put aside and counts as missing."""
-        return self._read(self._path("utility", key, ".json"), key, TRAINING_FORMAT, "final_accuracy")
+        return self._read(self._path("utility", key, ".json"), key, TrainingRecord)
 
-    def _read(self, path: Path, key: str, known: str, needed: str) -> dict[str, Any] | None:
+    def _read(self, path: Path, key: str, kind: type[R]) -> R | None:
         try:
             found = json.loads(path.read_bytes())
+            if isinstance(found, dict) and found.get("format") == kind.format and found.get("key") == key:
+                return decode(kind, found, path.name)
         except FileNotFoundError:
             return None
         except OSError as error:
             raise UsageError(f"cannot read {str(path)!r}: {error.strerror or error}") from error
         except (ValueError, RecursionError):
-            found = None
-        if isinstance(found, dict) and found.get("format") == known and found.get("key") == key and needed in found:
-            return found
+            pass  # half-written or damaged
         self._put_aside(path)
         return None
 
-    def write_cell(
-        self, key: str, record: Mapping[str, Any], timing: Mapping[str, Any], pictures: Mapping[str, NDArray[Any]]
-    ) -> None:
-        """Write a finished cell: pictures, then timing, then the record, which says that it is whole; its partial work goes.
+    def write_cell(self, result: CellResult, pictures: Mapping[str, NDArray[Any]]) -> None:
+        """Write a finished cell: pictures, then timing, then the result, which says that it is whole; its partial work goes.
 
         Args:
-            key: The cell's key.
-            record: What is the same on every run.
-            timing: What is not.
+            result: Under its key.
             pictures: Arrays by name; none are written where there are none.
         """
-        texts = {".timing.json": json_bytes(timing), ".json": json_bytes({**record, "key": key})}
+        texts = {".timing.json": json_bytes(result.timing), ".json": json_bytes(result)}
         if pictures:
-            self._write(self._path("cells", key, ".npz"), npz_bytes(pictures))
+            self._write(self._path("cells", result.key, ".npz"), npz_bytes(pictures))
         for suffix, text in texts.items():
-            self._write(self._path("cells", key, suffix), text)
-        shutil.rmtree(self.partial_folder(key), ignore_errors=True)
+            self._write(self._path("cells", result.key, suffix), text)
+        shutil.rmtree(self.partial_folder(result.key), ignore_errors=True)
 
     def clear_shelves(self, unfinished: Collection[str]) -> None:
         """Remove what cells kept on the way, but for those that this run will finish.
@@ -120,30 +119,30 @@ class Store:
         """Return where a cell keeps what its attackers found until it is done."""
         return self._path("cells", key, ".work")
 
-    def give_utility(self, key: str, utility: Mapping[str, Any]) -> None:
+    def give_utility(self, key: str, utility: Utility) -> None:
         """Write what trainings found into a finished cell; one that has it already or is not done is left alone."""
-        record = self.read_cell(key)
-        if record is not None and record.get("utility") != plain_json(utility):
-            self._write(self._path("cells", key, ".json"), json_bytes({**record, "utility": utility}))
+        cell = self.read_cell(key)
+        if cell is not None and encode(cell.utility) != encode(utility):
+            self._write(self._path("cells", key, ".json"), json_bytes(replace(cell, utility=utility)))
 
-    def write_training(self, key: str, record: Mapping[str, Any], timing: Mapping[str, Any]) -> None:
+    def write_training(self, record: TrainingRecord) -> None:
         """Write a finished training: timing, then the record, which says that it is whole; its checkpoints go."""
-        for suffix, content in ((".timing.json", timing), (".json", {**record, "key": key})):
-            self._write(self._path("utility", key, suffix), json_bytes(content))
-        shutil.rmtree(self.work_folder(key), ignore_errors=True)
+        for suffix, content in ((".timing.json", record.timing), (".json", record)):
+            self._write(self._path("utility", record.key, suffix), json_bytes(content))
+        shutil.rmtree(self.work_folder(record.key), ignore_errors=True)
 
     def work_folder(self, key: str) -> Path:
         """Return where a training keeps its checkpoints until it is done."""
         return self._path("utility", key, ".work")
 
-    def write_run(self, run: Mapping[str, Any]) -> None:
+    def write_run(self, run: Run) -> None:
         """Write run.json.
 
         Raises:
             UsageError: The one that is there is of a version that this one would not understand.
         """
         before = _format_of(self.out / "run.json")
-        if before not in ("", run.get("format")):
+        if before not in ("", run.format):
             raise UsageError(f"{str(self.out)!r} holds results in another format ({before}); choose another folder with --out")
         self._write(self.out / "run.json", json_bytes(run))
 

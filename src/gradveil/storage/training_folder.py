@@ -18,8 +18,9 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from safetensors import SafetensorError, safe_open
 
 from gradveil.errors import UsageError
-from gradveil.storage.files import json_bytes, locked_folder, plain_json, write_whole
-from gradveil.study.training_result import RoundRecord
+from gradveil.storage.files import json_bytes, locked_folder, write_whole
+from gradveil.study.codec import decode, encode
+from gradveil.study.training_result import RoundRecord, TrainingResult
 
 if TYPE_CHECKING:
     from gradveil.tensors import Named
@@ -111,7 +112,7 @@ class TrainingFolder:
 
     def _records(self, done: int) -> list[RoundRecord]:
         lines = (self.out / "rounds.jsonl").read_text(encoding="utf-8").splitlines()[:done]
-        records = [RoundRecord.from_dict(json.loads(line)) for line in lines]
+        records = [decode(RoundRecord, json.loads(line)) for line in lines]
         if [record.round for record in records] != list(range(1, done + 1)):
             raise ValueError("rounds.jsonl lacks rounds")
         return records
@@ -165,7 +166,7 @@ class TrainingFolder:
                 with contextlib.suppress(OSError):
                     path.unlink()
 
-    def write_summary(self, summary: Mapping[str, Any]) -> None:
+    def write_summary(self, summary: TrainingResult) -> None:
         """Write training.json."""
         self._write("training.json", json_bytes(summary))
 
@@ -196,7 +197,7 @@ class TrainingFolder:
 
 
 def _line(record: RoundRecord) -> str:
-    return json.dumps(plain_json(record.as_dict()), ensure_ascii=False, allow_nan=False) + "\n"
+    return json.dumps(encode(record), ensure_ascii=False, allow_nan=False) + "\n"
 
 
 def _safetensors(tensors: Named) -> bytes:

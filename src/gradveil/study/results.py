@@ -1,182 +1,153 @@
-"""What a results folder holds, as frozen records (the format is fixed in docs/results-format.md).
+"""What an audit finds, as values: the one declaration of run.json and cells/KEY.json (docs/results-format.md).
 
-A number that is missing or not finite is ``None`` everywhere, so nothing downstream can print it by accident.
+`gradveil.audit.cell` builds a `CellResult`, the results folder keeps it as `gradveil.study.codec` writes it, and verdict, report
+and command line read the same class. A number that is missing or not finite is ``None`` everywhere, so nothing downstream can
+print it by accident.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
-from gradveil.study.risks import MeanError, Risk
+from gradveil.errors import UsageError
+from gradveil.study.cell import CELL_FORMAT
+from gradveil.study.codec import BESIDE, OMITTED, REASONS, named
+from gradveil.study.measures import Estimate, Quality, Share, Summary
+from gradveil.study.proved import Certificate, Guarantee
+from gradveil.study.risks import CellRisk
+from gradveil.study.training_result import Curve
 
 __all__ = [
     "Attacker",
     "Bar",
-    "Cell",
-    "Certificate",
+    "Bars",
+    "CellResult",
     "Check",
-    "Curve",
     "Defense",
-    "Estimate",
     "Record",
     "Region",
-    "Results",
+    "Regret",
     "Run",
-    "Share",
-    "Spread",
-    "Summary",
+    "Sent",
     "Threat",
     "Timing",
+    "TrainingBytes",
     "Utility",
+    "clearly_ahead",
 ]
 
-
-@dataclass(frozen=True, kw_only=True)
-class Share:
-    """A share of records with its Wilson interval."""
-
-    value: float
-    low: float
-    high: float
-    count: int
-    n: int
-
-
-@dataclass(frozen=True, kw_only=True)
-class Spread:
-    """Median of a metric over records, its bootstrap interval, and the value worst for the data owner."""
-
-    median: float
-    low: float | None
-    high: float | None
-    worst: float | None
-    n: int
-
-
-@dataclass(frozen=True, kw_only=True)
-class Summary:
-    """One group of candidates, measured."""
-
-    identified: Share
-    psnr: Spread | None = None
-    ssim: Spread | None = None
-    mse: Spread | None = None
-    lpips: Spread | None = None
-    lpips_reason: str = ""
-    label_accuracy: Share | None = None
-    nearest: Mapping[int, Share] = field(default_factory=dict)
-    noise_fraction: Spread | None = None
-    rdlv: Spread | None = None
+RUN_FORMAT = "gradveil-run-1"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Region:
-    """Pictures measured inside the box around what the model looks at most; ``psnr`` and ``ssim`` by group of candidates."""
+    """Pictures measured inside the box around what the model looks at most, by group of candidates.
 
+    Attributes:
+        share: Share of salience that the box is made for.
+        area: Mean share of the picture inside it.
+    """
+
+    share: float | None = None
     area: float
-    psnr: Mapping[str, Spread]
-    ssim: Mapping[str, Spread]
+    selected: Quality | None = field(default=None, metadata=OMITTED)
+    best_by_truth: Quality | None = field(default=None, metadata=OMITTED)
+    plain: Quality | None = field(default=None, metadata=OMITTED)
+    informed: Quality | None = field(default=None, metadata=OMITTED)
+    data_mean: Quality | None = field(default=None, metadata=OMITTED)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Bar:
-    """What the best null reaches: the height an attack has to clear."""
+    """What the best null reaches: the height an attack has to clear; ``high`` is the upper bound of a share."""
 
-    null: str
+    null: str = ""
     value: float
-    high: float
+    high: float | None = field(default=None, metadata=OMITTED)
+
+    @property
+    def top(self) -> float:
+        """The upper bound, or the value where there is none."""
+        return self.value if self.high is None else self.high
+
+
+@dataclass(frozen=True, kw_only=True)
+class Bars:
+    """The best null by the share identified, and by PSNR."""
+
+    identified: Bar | None = None
+    psnr: Bar | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Regret:
+    """What choosing by truth would gain over the attacker's choice, in dB; ``flagged`` where that is much."""
+
+    median: float | None = None
+    worst: float | None = None
+    flagged: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
 class Check:
-    """One reason to trust a number, or not to."""
+    """One reason to trust a number, or not to; an unknown level is read as a warning, since doubt must not get lost."""
 
-    name: str
-    level: str
-    sentence: str
-    remedy: str
+    name: str = ""
+    level: Literal["ok", "warn", "fail"] = "warn"
+    sentence: str = ""
+    remedy: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Attacker:
-    """One recipe in one stance."""
+    """One recipe in one stance: how often it tried, how often it was selected, and what it reached alone."""
 
-    recipe: str
-    stance: str
-    tries: int | None
-    chosen: int | None
-    rehearsal_psnr: float | None
-    summary: Summary | None
+    recipe: str = ""
+    stance: str = ""
+    tries: int | None = None
+    chosen: int | None = None
+    rehearsal_psnr: float | None = None
+    summary: Summary | None = None
+
+
+def clearly_ahead(attackers: Sequence[Attacker], chosen: Share) -> Attacker | None:
+    """Return the attacker who alone identified clearly more records than the choice among all candidates, if there is one.
+
+    A recipe that somebody commits to needs no truth, so what it identifies is identified, whatever the referee preferred. Their
+    intervals must not touch: among a dozen attackers some are ahead by chance.
+    """
+    alone = [(each, each.summary.identified) for each in attackers if each.summary is not None]
+    ahead = [(each, share) for each, share in alone if share.low > chosen.high]
+    return max(ahead, key=lambda pair: pair[1].value)[0] if ahead else None
 
 
 @dataclass(frozen=True, kw_only=True)
 class Record:
     """One training record under its pseudonym, with the candidate the attacker selected for it."""
 
-    pseudonym: str
-    owner: str | None
-    label: str
-    label_correct: bool | None
-    identified: bool
-    rank: int | None
-    psnr: float | None
-    ssim: float | None
+    pseudonym: str = ""
+    owner: str | None = None
+    label: int | str | None = None
+    label_correct: bool | None = None
+    identified: bool = False
+    rank: int | None = None
+    psnr: float | None = None
+    ssim: float | None = None
+    mse: float | None = None
     lpips: float | None = None
-
-
-@dataclass(frozen=True, kw_only=True)
-class Guarantee:
-    """What is proved about any attacker, or why nothing is.
-
-    Attributes:
-        epsilon: The bound; None where there is no guarantee.
-        unit: Whose presence it hides: a record, or a whole client.
-        sentence: All of it in words.
-        assumptions: What must hold for it.
-    """
-
-    epsilon: float | None = None
-    unit: str = ""
-    sentence: str = ""
-    assumptions: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True, kw_only=True)
-class Certificate:
-    """What no attacker can exceed, or why nothing is certified.
-
-    Attributes:
-        identified: Largest share of records that anyone can identify; None where there is no certificate.
-        psnr: For a PSNR in dB, as text, the largest share that anyone can rebuild at least so well.
-        unit: Whose share the noise covers: a record, or a whole client.
-        sentence: The certificate in words.
-        assumptions: What must hold for it.
-        matching: What an attacker who holds the list of candidates identified; None where it did not run.
-        floor: The least mean error of any attacker; it needs no clipping, so it may stand where nothing else is certified.
-    """
-
-    identified: float | None = None
-    psnr: Mapping[str, float]
-    unit: str = ""
-    sentence: str = ""
-    assumptions: tuple[str, ...] = ()
-    matching: Share | None = None
-    floor: MeanError | None = None
-
-    @property
-    def proves_nothing(self) -> bool:
-        """Whether the bound is all records."""
-        return self.identified is not None and self.identified >= 0.9995
+    recipe: str = ""
+    stance: str = ""
+    regret_db: float | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
 class Defense:
-    """The defense of a cell: its spelling, its parts and its place on the strength ladder."""
+    """The defense of a cell: its spelling, its parts, its place on the strength ladder, and what it tells of itself."""
 
-    spelling: str
+    spelling: str = ""
     parts: tuple[str, ...] = ()
     rung: int | None = None
     rungs: int | None = None
@@ -184,6 +155,7 @@ class Defense:
     acts_on: tuple[str, ...] = ()
     secure_aggregation: bool | None = None
     guarantee: Guarantee | None = None
+    measured: Mapping[str, float] = field(default_factory=dict)
 
     @property
     def is_none(self) -> bool:
@@ -195,20 +167,34 @@ class Defense:
 class Threat:
     """Who attacks and what they see."""
 
+    clients: int = 1
+    rounds: int = 1
     knows: tuple[str, ...] = ()
     active: bool = False
+    sees: str = "update"
     sentences: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sent:
+    """Bytes of one update, and of the same update dense."""
+
+    up: float | None = None
+    dense: float | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
 class Timing:
     """What differs from run to run."""
 
+    key: str = ""
     seconds: float | None = None
+    attack_steps: int | None = None
+    steps_per_second: float | None = None
+    risk_seconds: float | None = None
     peak_memory_mb: float | None = None
     defense_ms: float | None = None
     undefended_ms: float | None = None
-    risk_seconds: float | None = None
 
     @property
     def ratio(self) -> float | None:
@@ -219,30 +205,13 @@ class Timing:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Estimate:
-    """A mean over paired seeds; no interval where there is one seed only."""
+class TrainingBytes:
+    """Bytes of a whole training, mean over seeds, with the defense and without."""
 
-    value: float
-    low: float | None = None
-    high: float | None = None
-    n: int = 0
-
-
-@dataclass(frozen=True, kw_only=True)
-class Curve:
-    """How one training went: accuracy by round, and what it took."""
-
-    seed: int | None
-    rounds: tuple[int, ...]
-    accuracy: tuple[float, ...]
-    client_seconds: float | None = None
-    defended_ms: float | None = None
-    undefended_ms: float | None = None
-
-    @property
-    def latency(self) -> float | None:
-        """One client's round with the defense over one without, measured in turns."""
-        return self.defended_ms / self.undefended_ms if self.defended_ms and self.undefended_ms else None
+    up: float | None = None
+    down: float | None = None
+    undefended_up: float | None = None
+    undefended_down: float | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -250,87 +219,99 @@ class Utility:
     """What trainings with a defense found, beside those without it.
 
     Attributes:
+        settings: How the federation trained.
+        seeds: Pairs that are done.
+        trainings: Keys of the trainings with the defense, in the order of seeds.
+        baseline: Keys of those without.
         accuracy: Of the trained model on records it was not trained on.
         undefended: The same without the defense.
         difference: Defended minus undefended, by paired seeds.
         pmm: Defended over undefended, by paired seeds.
         chance: Accuracy of always naming the most frequent class.
-        bytes_up: From clients to the server, mean over seeds.
-        bytes_down: From the server to clients.
-        undefended_up: The same without the defense.
-        undefended_down: The same without the defense.
-        time_ratio: Time of a client's round over that without the defense.
-        settings: How the federation trained.
-        curves: One per seed.
+        bytes: Sent in either direction.
         guarantee: Of the whole training; None where the folder does not say.
+        curves: One per seed, from the trainings' own files.
+        time_ratio: Time of a client's round over that without the defense, from those files.
     """
 
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    seeds: tuple[int, ...] = ()
+    trainings: tuple[str, ...] = ()
+    baseline: tuple[str, ...] = ()
     accuracy: Estimate
     undefended: Estimate | None = None
     difference: Estimate | None = None
-    pmm: Estimate | None = None
+    pmm: Estimate | None = field(default=None, metadata=OMITTED)
     chance: float | None = None
-    bytes_up: float | None = None
-    bytes_down: float | None = None
-    undefended_up: float | None = None
-    undefended_down: float | None = None
-    time_ratio: float | None = None
-    settings: Mapping[str, Any]
-    curves: tuple[Curve, ...] = ()
+    bytes: TrainingBytes = TrainingBytes()
     guarantee: Guarantee | None = None
+    curves: tuple[Curve, ...] = field(default=(), metadata=BESIDE)
+    time_ratio: float | None = field(default=None, metadata=BESIDE)
 
     @property
     def up_ratio(self) -> float | None:
         """Bytes sent by clients, relative to training without a defense."""
-        return None if self.bytes_up is None or not self.undefended_up else self.bytes_up / self.undefended_up
+        return None if self.bytes.up is None or not self.bytes.undefended_up else self.bytes.up / self.bytes.undefended_up
 
     @property
     def total_ratio(self) -> float | None:
         """Bytes in both directions, relative to training without a defense."""
-        if self.bytes_up is None or self.bytes_down is None or self.undefended_up is None or self.undefended_down is None:
+        sent = self.bytes
+        if sent.up is None or sent.down is None or sent.undefended_up is None or sent.undefended_down is None:
             return None
-        without = self.undefended_up + self.undefended_down
-        return (self.bytes_up + self.bytes_down) / without if without else None
+        without = sent.undefended_up + sent.undefended_down
+        return (sent.up + sent.down) / without if without else None
 
 
 @dataclass(frozen=True, kw_only=True)
-class Cell:
-    """One cell of the plan's grid, measured."""
+class CellResult:
+    """One cell of the plan's grid, measured; docs/results-format.md says what each part means."""
 
-    key: str
-    settings: Mapping[str, Any]
-    defense: Defense
-    threat: Threat
-    n: int
-    candidates: int | None
+    KEYS = (
+        *("format", "key", "cell", "defense", "threat", "n", "candidates", "chance", "selected", "best_by_truth", "plain"),
+        *("informed", "region", "regret_db", "attackers", "nulls", "bar", "records", "checks", "bytes", "certificate", "risk"),
+        "utility",
+    )
+    format = CELL_FORMAT
+
+    key: str = ""
+    settings: Mapping[str, Any] = field(default_factory=dict, metadata=named("cell"))
+    defense: Defense = Defense()
+    threat: Threat = Threat()
+    n: int = 0
+    candidates: int | None = None
+    chance: float | None = None
     selected: Summary
-    plain: Summary | None
-    informed: Summary | None
-    best_by_truth: Summary | None
-    regret_median: float | None
-    regret_worst: float | None
-    regret_flagged: bool
-    attackers: tuple[Attacker, ...]
-    nulls: Mapping[str, Summary]
-    bar: Bar | None
-    bar_psnr: Bar | None
-    records: tuple[Record, ...]
-    checks: tuple[Check, ...]
-    bytes_up: float | None
-    bytes_dense: float | None
-    utility: Utility | None
-    timing: Timing
-    pictures: Path | None
-    certificate: Certificate | None = None
-    risk: Risk | None = None
+    best_by_truth: Summary | None = None
+    plain: Summary | None = None
+    informed: Summary | None = None
     region: Region | None = None
+    regret: Regret = field(default=Regret(), metadata=named("regret_db"))
+    attackers: tuple[Attacker, ...] = ()
+    nulls: Mapping[str, Summary] = field(default_factory=dict)
+    bar: Bars = Bars()
+    records: tuple[Record, ...] = ()
+    checks: tuple[Check, ...] = ()
+    bytes: Sent = Sent()
+    certificate: Certificate | None = None
+    risk: CellRisk | None = None
+    utility: Utility | None = field(default=None, metadata=OMITTED)
+    unavailable: Mapping[str, str] = field(default_factory=dict, metadata=REASONS)
+    timing: Timing = field(default=Timing(), metadata=BESIDE)
+    pictures: Path | None = field(default=None, metadata=BESIDE)
+
+    @classmethod
+    def upgrade(cls, values: dict[str, Any]) -> dict[str, Any]:
+        """Take the defense's spelling from the settings where the description of the defense has none."""
+        settings, defense = values.get("cell"), values.get("defense")
+        asked = settings.get("defense", "") if isinstance(settings, dict) else ""
+        return {**values, "defense": {"spelling": asked, **(defense if isinstance(defense, dict) else {})}}
 
     @property
-    def exposed(self) -> Share:
-        """What the strongest attacker identified: the choice, or who alone is ahead, as `gradveil.significance.clearly_ahead`."""
-        alone = [attacker.summary.identified for attacker in self.attackers if attacker.summary is not None]
-        chosen = self.selected.identified
-        return max((share for share in alone if share.low > chosen.high), key=lambda share: share.value, default=chosen)
+    def identified(self) -> Share:
+        """What the strongest attacker identified: the choice, or an attacker who alone is clearly ahead of it."""
+        ahead = clearly_ahead(self.attackers, self.selected.identified)
+        return self.selected.identified if ahead is None or ahead.summary is None else ahead.summary.identified
 
     @property
     def ensemble(self) -> str:
@@ -350,7 +331,7 @@ class Cell:
     @property
     def bytes_ratio(self) -> float | None:
         """Bytes sent, relative to the dense update."""
-        return None if self.bytes_up is None or not self.bytes_dense else self.bytes_up / self.bytes_dense
+        return None if self.bytes.up is None or not self.bytes.dense else self.bytes.up / self.bytes.dense
 
     @property
     def accuracy(self) -> Estimate | None:
@@ -372,28 +353,46 @@ class Cell:
 
 @dataclass(frozen=True, kw_only=True)
 class Run:
-    """The plan, the command to run it again, provenance."""
+    """A run: what was asked, where it ran, and the cells that are done, in plan order.
 
-    version: str
-    title: str
-    command: str
-    plan: Mapping[str, Any]
-    keys: tuple[str, ...]
-    builtin_data: bool
-    not_tested: tuple[str, ...]
-    provenance: Mapping[str, Any]
-    cards: Mapping[str, Mapping[str, Mapping[str, Any]]]
+    Attributes:
+        keys: Of all its cells, done or not.
+        cells: Those that are done.
+        notes: What was odd about the folder.
+        out: The folder.
+    """
 
+    KEYS = ("format", "version", "title", "command", "plan", "cells", "builtin_data", "not_tested", "provenance", "cards")
+    format = RUN_FORMAT
 
-@dataclass(frozen=True, kw_only=True)
-class Results:
-    """A run with the cells that are done, in plan order, and what was odd about the folder."""
-
-    run: Run
-    cells: tuple[Cell, ...]
-    notes: tuple[str, ...] = ()
+    version: str = "unknown"
+    title: str = ""
+    command: str = ""
+    plan: Mapping[str, Any] = field(default_factory=dict)
+    keys: tuple[str, ...] = field(default=(), metadata=named("cells"))
+    builtin_data: bool = False
+    not_tested: tuple[str, ...] = ()
+    provenance: Mapping[str, Any] = field(default_factory=dict)
+    cards: Mapping[str, Mapping[str, Mapping[str, Any]]] = field(default_factory=dict)
+    cells: tuple[CellResult, ...] = field(default=(), metadata=BESIDE)
+    notes: tuple[str, ...] = field(default=(), metadata=BESIDE)
+    out: Path = field(default=Path(), metadata=BESIDE)
 
     @property
-    def missing(self) -> int:
-        """How many listed cells are not done."""
-        return len(self.run.keys) - len(self.cells)
+    def missing(self) -> tuple[str, ...]:
+        """Keys of the listed cells that are not done."""
+        done = {cell.key for cell in self.cells}
+        return tuple(key for key in self.keys if key not in done)
+
+    def cell(self, **settings: Any) -> CellResult:
+        """Return the one cell with these settings, as in ``run.cell(defense="none", batch_size=4)``.
+
+        Raises:
+            UsageError: No cell that is done has them, or several have.
+        """
+        found = [cell for cell in self.cells if all(cell.settings.get(name) == value for name, value in settings.items())]
+        if len(found) != 1:
+            asked = ", ".join(f"{name}={value!r}" for name, value in settings.items()) or "no settings"
+            cure = "name more settings" if found else f"there are {', '.join(str(c.settings.get('defense')) for c in self.cells)}"
+            raise UsageError(f"{len(found) or 'no'} cells of this run have {asked}; {cure}")
+        return found[0]

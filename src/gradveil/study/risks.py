@@ -1,39 +1,260 @@
-"""Risk without an attack, as a results folder holds it: one score per record, with and without the defense."""
+"""Risk without an attack, as values: one score per record, with and without a defense.
+
+`RiskResult` is what ``gradveil risk`` finds and risk.json holds; `CellRisk` is the part of an audited cell, with the error of its
+attacks beside the scores.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+import math
+from dataclasses import dataclass, field, replace
+from typing import Any
 
-from gradveil.study.fields import Fields
+from gradveil.study.codec import OMITTED, Malformed, named
 
-__all__ = ["Coefficient", "MeanError", "Risk", "RiskRecord", "RiskSide", "load_mean_error", "load_risk"]
+__all__ = [
+    "Assessment",
+    "Bands",
+    "CellRisk",
+    "Coefficient",
+    "Correlation",
+    "RecordRisk",
+    "RiskRecord",
+    "RiskResult",
+    "RiskScore",
+    "RiskSide",
+]
 
+RISK_FORMAT = "gradveil-risk-1"
 MEANING = (
     "The theorem bounds a linearised optimal attacker's error from above, so a high score warns and a low one does not acquit."
 )
 """Said wherever a score is shown; a folder may say it in its own words."""
 
 
+@dataclass(frozen=True)
+class RiskScore:
+    """The risk of one record.
+
+    Attributes:
+        invre: In [0, 1]; higher is more exposed.
+        score: Σ P_k τ_k with the noise terms: the expected bound on the relative squared error; lower is more exposed.
+        signal: Its part without noise.
+        noise_total: The expected noise term of the inverse itself, not divided by m or p.
+        relative: The fixed-model variant of Appendix C: 1 / score, for comparing records under one model only.
+        low: Least InvRE that what was not computed allows, where only leading singular values are known.
+        high: Most.
+        band: minimal, moderate or high.
+        rank: Number of singular values above the tolerance.
+        merged: Near-ties among them.
+        alpha: Centre of the logistic.
+        beta: Its steepness.
+        gap_rule: merge, clamp or strict.
+    """
+
+    invre: float
+    score: float
+    signal: float
+    noise_total: float
+    relative: float
+    low: float
+    high: float
+    band: str
+    rank: int
+    merged: int
+    alpha: float
+    beta: float
+    gap_rule: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class RecordRisk(RiskScore):
+    """One record.
+
+    Attributes:
+        row: Its row in the data.
+        label: Its class; None where targets are masks.
+        fisher: Fisher information leakage σ_1 / s; infinite without noise on what is sent.
+        diagonal: dFIL; the same.
+        mode: How the spectrum was computed.
+        seconds: Time the spectrum took; of records that went together, an equal part of the time of all.
+        notes: Sentences.
+    """
+
+    KEYS = (
+        *("row", "label", "invre", "score", "signal", "noise_total", "relative", "low", "high", "band", "rank", "merged"),
+        *("alpha", "beta", "gap_rule", "fil", "dfil", "mode", "seconds", "notes"),
+    )
+
+    row: int
+    label: int | None = None
+    fisher: float = field(default=math.inf, metadata=named("fil"))
+    diagonal: float = field(default=math.inf, metadata=named("dfil"))
+    mode: str
+    seconds: float = 0.0
+    notes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Bands:
+    """How many records are called minimally, moderately and highly exposed."""
+
+    minimal: int = 0
+    moderate: int = 0
+    high: int = 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Assessment:
+    """All records under one model and one defense.
+
+    Attributes:
+        model: Spelling.
+        defense: Spelling.
+        records: In the order of their rows.
+    """
+
+    KEYS = (
+        *("model", "defense", "mean_invre", "mean_score", "worst_invre", "bands", "most_exposed", "least_exposed"),
+        *("seconds", "notes", "records"),
+    )
+
+    model: str
+    defense: str
+    records: tuple[RecordRisk, ...]
+
+    @property
+    def mean_invre(self) -> float:
+        """Mean InvRE."""
+        return sum(record.invre for record in self.records) / len(self.records)
+
+    @property
+    def mean_score(self) -> float:
+        """Mean of Σ P_k τ_k, from which α is calibrated."""
+        return sum(record.score for record in self.records) / len(self.records)
+
+    @property
+    def worst_invre(self) -> float:
+        """The highest InvRE of any record."""
+        return max(record.invre for record in self.records)
+
+    @property
+    def high(self) -> float:
+        """The most that any record may score."""
+        return max(record.high for record in self.records)
+
+    @property
+    def mode(self) -> str:
+        """How the spectra were computed."""
+        return "+".join(sorted({record.mode for record in self.records}))
+
+    @property
+    def bands(self) -> Bands:
+        """Records in each band."""
+        found = [record.band for record in self.records]
+        return Bands(minimal=found.count("minimal"), moderate=found.count("moderate"), high=found.count("high"))
+
+    @property
+    def ranked(self) -> tuple[RecordRisk, ...]:
+        """Most exposed first; ties in the order of rows."""
+        return tuple(sorted(self.records, key=lambda record: (-record.invre, record.row)))
+
+    @property
+    def most_exposed(self) -> list[int]:
+        """Rows of the five most exposed records."""
+        return [record.row for record in self.ranked[:5]]
+
+    @property
+    def least_exposed(self) -> list[int]:
+        """Rows of the five least exposed records."""
+        return [record.row for record in self.ranked[::-1][:5]]
+
+    @property
+    def seconds(self) -> float:
+        """Time of all records."""
+        return round(sum(record.seconds for record in self.records), 3)
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """Every note once."""
+        return tuple(dict.fromkeys(note for record in self.records for note in record.notes))
+
+
+@dataclass(frozen=True, kw_only=True)
+class RiskData:
+    """Whose records were scored."""
+
+    name: str = ""
+    digest: str = ""
+    records: int = 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ranked:
+    """One model under one defense, in the order of mean exposure."""
+
+    model: str
+    defense: str
+    mean_invre: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class RiskResult:
+    """What ``gradveil risk`` finds, and risk.json holds.
+
+    Attributes:
+        meaning: What a score means, in a sentence.
+        alpha: Centre of the logistic.
+        data: Whose records were scored.
+        assessments: One per model and defense.
+        ranking: Least exposed first, where models were compared; empty where not.
+    """
+
+    KEYS = ("format", "meaning", "alpha", "data", "assessments", "ranking")
+    format = RISK_FORMAT
+
+    meaning: str = MEANING
+    alpha: float
+    data: RiskData = RiskData()
+    assessments: tuple[Assessment, ...]
+    ranking: tuple[Ranked, ...] = field(default=(), metadata=OMITTED)
+
+    def ranked(self) -> RiskResult:
+        """Return the result with models and defenses in order."""
+        order = sorted(self.assessments, key=lambda each: each.mean_invre)
+        ranking = tuple(Ranked(model=each.model, defense=each.defense, mean_invre=each.mean_invre) for each in order)
+        return replace(self, ranking=ranking)
+
+
 @dataclass(frozen=True, kw_only=True)
 class RiskRecord:
-    """One record's score.
+    """One record's score in an audit.
 
     Attributes:
         pseudonym: Its name.
         invre: With the defense of the cell.
         low: Least that what was not computed allows.
         high: Most.
+        score: What InvRE is made of; lower is more exposed.
+        band: minimal, moderate or high.
         undefended: Without a defense.
         error: Mean squared error of the best attack on it.
     """
 
-    pseudonym: str
+    pseudonym: str = ""
     invre: float
     low: float
     high: float
-    undefended: float | None
-    error: float | None
+    score: float | None = None
+    band: str = ""
+    undefended: float | None = None
+    error: float | None = None
+
+    @classmethod
+    def upgrade(cls, values: dict[str, Any]) -> dict[str, Any]:
+        """Where nothing else is said, all of the spectrum was computed."""
+        known = {name: value for name, value in values.items() if value is not None}
+        return {"low": known.get("invre"), "high": known.get("invre"), **known}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,10 +262,10 @@ class RiskSide:
     """All records with a defense, or without."""
 
     mean: float
-    worst: float | None
-    high: float | None
-    mode: str
-    bands: Mapping[str, int]
+    worst: float | None = None
+    high: float | None = None
+    mode: str = ""
+    bands: Bands = Bands()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,104 +273,61 @@ class Coefficient:
     """A correlation with its two-sided p."""
 
     value: float
-    p: float | None
+    p: float | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
-class Risk:
+class Correlation:
+    """Whether the score foretold the error; None where one side does not vary.
+
+    Attributes:
+        attack: Whose error stands beside the scores: informed or plain attackers.
+        pearson: Of score and error.
+        spearman: Of their ranks.
+        n: Records behind it.
+    """
+
+    attack: str = ""
+    pearson: Coefficient | None = None
+    spearman: Coefficient | None = None
+    n: int = 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class CellRisk:
     """The scores of a cell, or the reason why there are none.
 
     Attributes:
         reason: Why there are none; empty where there are.
         meaning: What a score means, in a sentence.
+        alpha: Centre of the score.
+        beta: Its steepness.
+        gap_rule: What is done about equal singular values.
+        noise_form: How noise counts.
         defended: With the cell's defense.
         undefended: Without.
         records: In the order of the cell's records.
-        attack: Whose error stands beside the scores: informed or plain attackers.
-        pearson: Correlation of score and error.
-        spearman: The same of their ranks.
-        n: Records behind it.
+        correlation: Of score and error.
         notes: Sentences.
     """
 
+    BRIEF = ("reason", "meaning")
+
     reason: str = ""
     meaning: str = MEANING
+    alpha: float | None = None
+    beta: float | None = None
+    gap_rule: str = ""
+    noise_form: str = ""
     defended: RiskSide | None = None
     undefended: RiskSide | None = None
     records: tuple[RiskRecord, ...] = ()
-    attack: str = ""
-    pearson: Coefficient | None = None
-    spearman: Coefficient | None = None
-    n: int = 0
+    correlation: Correlation = Correlation()
     notes: tuple[str, ...] = ()
 
-
-@dataclass(frozen=True, kw_only=True)
-class MeanError:
-    """The least mean squared error that any attacker can have, with its interval; ``psnr`` is that of its lower end."""
-
-    mse: float
-    low: float | None
-    high: float | None
-    psnr: float | None
-    n: int
-    smoothing: float | None
-
-
-def load_mean_error(found: Fields) -> MeanError | None:
-    """Return the floor under the mean error of a certificate, or None."""
-    mse = found.number("mse")
-    if mse is None:
-        return None
-    low, high, psnr = found.number("low"), found.number("high"), found.number("psnr")
-    return MeanError(mse=mse, low=low, high=high, psnr=psnr, n=found.whole("n", 0) or 0, smoothing=found.number("smoothing"))
-
-
-def load_risk(found: Fields) -> Risk | None:
-    """Return the scores of a cell; None where the folder has none and no reason for it."""
-    meaning = found.text("meaning") or MEANING
-    defended = _side(found.part("defended"))
-    if defended is None:
-        reason = found.text("reason")
-        return Risk(reason=reason, meaning=meaning) if reason else None
-    told = found.part("correlation")
-    return Risk(
-        meaning=meaning,
-        defended=defended,
-        undefended=_side(found.part("undefended")),
-        records=tuple(record for each in found.parts("records") if (record := _record(each)) is not None),
-        attack=told.text("attack"),
-        pearson=_coefficient(told.part("pearson")),
-        spearman=_coefficient(told.part("spearman")),
-        n=told.whole("n", 0) or 0,
-        notes=found.texts("notes"),
-    )
-
-
-def _record(record: Fields) -> RiskRecord | None:
-    value = record.number("invre")
-    if value is None:
-        return None
-    low, high = record.number("low"), record.number("high")
-    return RiskRecord(
-        pseudonym=record.text("pseudonym"),
-        invre=value,
-        low=value if low is None else low,
-        high=value if high is None else high,
-        undefended=record.number("undefended"),
-        error=record.number("error"),
-    )
-
-
-def _side(side: Fields) -> RiskSide | None:
-    mean = side.number("mean")
-    if mean is None:
-        return None
-    counts = side.part("bands")
-    bands = {name: counts.whole(name, 0) or 0 for name in ("minimal", "moderate", "high")}
-    return RiskSide(mean=mean, worst=side.number("worst"), high=side.number("high"), mode=side.text("mode"), bands=bands)
-
-
-def _coefficient(found: Fields) -> Coefficient | None:
-    value = found.number("value")
-    return None if value is None else Coefficient(value=value, p=found.number("p"))
+    @classmethod
+    def upgrade(cls, values: dict[str, Any]) -> dict[str, Any]:
+        """Refuse what has neither scores nor a reason: then nothing was asked."""
+        if not values.get("defended") and not values.get("reason"):
+            raise Malformed("has neither scores nor a reason")
+        return values

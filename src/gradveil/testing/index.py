@@ -67,7 +67,7 @@ def _guarantees(method: Any) -> list[str]:
     from gradveil.client.guarantees import privacy_of
 
     proved = [(rung, privacy_of(method(**rung))) for rung in method.card.ladder]
-    return [f"{_rung(rung)}: {found.sentence()}" for rung, found in proved if found.epsilon is not None]
+    return [f"{_rung(rung)}: {found.sentence}" for rung, found in proved if found.epsilon is not None]
 
 
 def _rung(rung: dict[str, Any]) -> str:

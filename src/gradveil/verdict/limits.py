@@ -11,14 +11,15 @@ defense, it applies to that. ``identified[gaussian_noise]>0.05`` applies to cell
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from gradveil.errors import LeakAboveLimit, Unreliable
-from gradveil.significance import clearly_ahead
 from gradveil.study.limits import METRICS, Limit
+from gradveil.study.measures import Share, Spread
+from gradveil.study.results import CellResult
+from gradveil.study.risks import RiskRecord
 
 __all__ = ["Outcome", "Violation", "compare", "enforce"]
 
@@ -57,29 +58,46 @@ class Outcome:
         return {"passed": not broken and not self.doubts, "violations": broken, "doubts": list(self.doubts)}
 
 
-def compare(limits: Iterable[Limit], cells: Sequence[Mapping[str, Any]], missing: Sequence[str] = ()) -> Outcome:
+def compare(limits: Iterable[Limit], cells: Sequence[CellResult], missing: Sequence[str] = ()) -> Outcome:
     """Compare every limit with every cell it is meant for.
 
     Args:
         limits: What may not be passed.
-        cells: Cell records as docs/results-format.md has them.
+        cells: Those that are done.
         missing: Keys of cells that are not done; they cannot pass.
     """
     violations: list[Violation] = []
     doubts = [f"cell {key} is not done" for key in missing]
     judged = 0
     for limit in limits:
-        meant = _meant(limit, cells)
+        meant = _meant(limit, [cell.defense.spelling for cell in cells])
         if not meant and not missing:
             doubts.append(f"the limit {limit.text!r} fits no cell of this run")
-        for cell in meant:
+        for cell in (cells[place] for place in meant):
             judged += 1
-            bound, doubt = _bound(limit, cell)
-            if doubt:
-                doubts.append(f"{_spelling(cell)}: {doubt}")
-            elif limit.broken_by(bound):
-                violations.append(Violation(limit, _spelling(cell), bound, _sentence(limit, cell, bound)))
+            if limit.metric == "invre":
+                # No attack is behind it, so a failed check of the attacks says nothing about it.
+                records, reason = (cell.risk.records, cell.risk.reason) if cell.risk is not None else ((), "risk was not scored")
+                found = _judge_risk(limit, cell.defense.spelling, records, reason)
+            else:
+                found = _judge(limit, cell)
+            if isinstance(found, Violation):
+                violations.append(found)
+            elif found:
+                doubts.append(f"{cell.defense.spelling}: {found}")
     return Outcome(tuple(violations), tuple(dict.fromkeys(doubts)), judged)
+
+
+def compare_risk(limits: Iterable[Limit], scored: Sequence[tuple[str, Sequence[RiskRecord]]]) -> Outcome:
+    """Compare limits on risk with scores that no audit is around of: spellings of defenses, each with its records."""
+    found = []
+    doubts = []
+    for limit in limits:
+        meant = _meant(limit, [spelling for spelling, _ in scored])
+        if not meant:
+            doubts.append(f"the limit {limit.text!r} fits no cell of this run")
+        found += [_judge_risk(limit, *scored[place]) for place in meant]
+    return Outcome(tuple(each for each in found if isinstance(each, Violation)), tuple(dict.fromkeys(doubts)), len(found))
 
 
 def enforce(outcome: Outcome) -> None:
@@ -95,58 +113,48 @@ def enforce(outcome: Outcome) -> None:
         raise Unreliable(f"the limits cannot be judged: {'; '.join(outcome.doubts)}")
 
 
-def _spelling(cell: Mapping[str, Any]) -> str:
-    return str(cell.get("cell", {}).get("defense") or cell.get("defense", {}).get("spelling", ""))
-
-
-def _meant(limit: Limit, cells: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+def _meant(limit: Limit, spellings: Sequence[str]) -> list[int]:
+    """Return the places of the defenses that a limit is meant for."""
     if limit.defense:
-        return [cell for cell in cells if limit.covers(_spelling(cell))]
-    return [cell for cell in cells if _spelling(cell) != BASELINE] or list(cells)
+        return [place for place, spelling in enumerate(spellings) if limit.covers(spelling)]
+    return [place for place, spelling in enumerate(spellings) if spelling != BASELINE] or list(range(len(spellings)))
 
 
-def _bound(limit: Limit, cell: Mapping[str, Any]) -> tuple[float, str]:
-    """Return the bound that counts, or a sentence why there is none."""
-    if limit.metric == "invre":
-        # No attack is behind it, so a failed check of the attacks says nothing about it.
-        risk = cell.get("risk") or {"reason": "risk was not scored"}
-        bounds = [float(record["high"]) for record in risk.get("records", ())]
-        return (max(bounds), "") if bounds else (math.nan, f"there is no score of risk ({risk.get('reason', '')})")
-    failed = [str(check.get("sentence", "")) for check in cell.get("checks", ()) if check.get("level") == "fail"]
-    if failed:
-        return math.nan, f"a trust check failed ({failed[0].rstrip('.')})"
-    summary = _judged(limit, cell)
-    bound = summary.get("high" if METRICS[limit.metric] else "low")
-    if not isinstance(bound, (int, float)) or not math.isfinite(bound):
-        return math.nan, f"{limit.metric} was not measured"
-    return float(bound), ""
+def _judge(limit: Limit, cell: CellResult) -> Violation | str:
+    """Return the violation of a limit on what attacks reached, a sentence why it cannot be judged, or nothing."""
+    if cell.failures:
+        return f"a trust check failed ({cell.failures[0].sentence.rstrip('.')})"
+    if limit.metric == "identified":
+        return _judge_share(limit, cell.defense.spelling, cell.identified)
+    spread: Spread | None = getattr(cell.selected, limit.metric)
+    higher = METRICS[limit.metric]
+    bound = None if spread is None else spread.high if higher else spread.low
+    if spread is None or bound is None:
+        return f"{limit.metric} was not measured"
+    if not limit.broken_by(bound):
+        return ""
+    told = f"median {limit.metric} {spread.median:.4g}, {'at most' if higher else 'at least'} {bound:.4g} (95 %)"
+    return Violation(limit, cell.defense.spelling, bound, f"{cell.defense.spelling} is beyond {limit.text}: {told}")
 
 
-def _judged(limit: Limit, cell: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return the summary that counts: of the choice among all candidates, or of a single attacker who identified clearly more."""
-    selected = cell.get("selected") or {}
-    ahead = clearly_ahead(cell.get("attackers") or (), selected) if limit.metric == "identified" else None
-    return (ahead["summary"] if ahead is not None else selected).get(limit.metric) or {}
-
-
-def _sentence(limit: Limit, cell: Mapping[str, Any], bound: float) -> str:
-    if limit.metric == "invre":
-        return _risk_sentence(limit, cell, bound)
-    summary = _judged(limit, cell)
-    if limit.metric != "identified":
-        side = "at most" if METRICS[limit.metric] else "at least"
-        told = f"median {limit.metric} {summary.get('median', math.nan):.4g}, {side} {bound:.4g}"
-        return f"{_spelling(cell)} is beyond {limit.text}: {told} (95 %)"
-    told = f"{summary.get('count')} of {summary.get('n')} records identified, at most {bound:.1%} (95 %)"
-    if summary.get("value", 1.0) > limit.value:
-        return f"{_spelling(cell)} is beyond {limit.text}: {told}"
+def _judge_share(limit: Limit, defense: str, share: Share) -> Violation | str:
+    if not limit.broken_by(share.high):
+        return ""
+    told = f"{share.count} of {share.n} records identified, at most {share.high:.1%} (95 %)"
+    if share.value > limit.value:
+        return Violation(limit, defense, share.high, f"{defense} is beyond {limit.text}: {told}")
     more = f"audit at least {limit.fewest_records()} records to show less" if limit.value > 0 else "a limit of 0 cannot be shown"
-    return f"{_spelling(cell)} may be beyond {limit.text}: {told}; {more}"
+    return Violation(limit, defense, share.high, f"{defense} may be beyond {limit.text}: {told}; {more}")
 
 
-def _risk_sentence(limit: Limit, cell: Mapping[str, Any], bound: float) -> str:
-    records = cell["risk"]["records"]
-    worst = max(records, key=lambda record: float(record["high"]))
-    beyond = sum(float(record["high"]) > limit.value for record in records)
-    told = f"InvRE of {worst['pseudonym']} is {worst['invre']:.3f}, at most {bound:.3f}"
-    return f"{_spelling(cell)} is beyond {limit.text}: {told}; {beyond} of {len(records)} records"
+def _judge_risk(limit: Limit, defense: str, records: Sequence[RiskRecord], reason: str = "") -> Violation | str:
+    """Return the violation of a limit on risk without an attack, a sentence why it cannot be judged, or nothing."""
+    if not records:
+        return f"there is no score of risk ({reason})"
+    worst = max(records, key=lambda record: record.high)
+    if not limit.broken_by(worst.high):
+        return ""
+    beyond = sum(record.high > limit.value for record in records)
+    told = f"InvRE of {worst.pseudonym} is {worst.invre:.3f}, at most {worst.high:.3f}"
+    sentence = f"{defense} is beyond {limit.text}: {told}; {beyond} of {len(records)} records"
+    return Violation(limit, defense, worst.high, sentence)

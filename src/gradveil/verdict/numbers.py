@@ -7,7 +7,7 @@ import math
 from collections.abc import Callable
 from typing import Any
 
-from gradveil.study.results import Estimate, Spread
+from gradveil.study.measures import Estimate, Spread
 
 __all__ = [
     "MISSING",

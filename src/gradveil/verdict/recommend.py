@@ -10,13 +10,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 from gradveil.errors import Unreliable, UsageError, suggest
 from gradveil.study.cell import HORIZONTAL
 from gradveil.study.checks import is_number
-from gradveil.study.results import Cell, Estimate, Results, Share
+from gradveil.study.codec import encode
+from gradveil.study.measures import Estimate, Share
+from gradveil.study.results import CellResult, Run
 from gradveil.verdict.numbers import count, interval, percent, points, times
 from gradveil.verdict.status import Setting, Status, settings_of, status_of
 
@@ -105,9 +107,9 @@ class Candidate:
         """Return plain JSON values."""
         return {
             "defense": self.spelling,
-            "identified": asdict(self.identified),
-            "accuracy": asdict(self.accuracy) if self.accuracy else None,
-            "difference": asdict(self.difference) if self.difference else None,
+            "identified": encode(self.identified),
+            "accuracy": encode(self.accuracy),
+            "difference": encode(self.difference),
             "time_ratio": self.time,
             "bytes_ratio": self.sent,
             "qualifies": self.qualifies,
@@ -141,26 +143,26 @@ class Recommendation:
         }
 
 
-def recommend(results: Results, asked: Requirements) -> Recommendation:
+def recommend(run: Run, asked: Requirements) -> Recommendation:
     """Choose among the defenses of a run.
 
     Args:
-        results: What the run measured, with utility.
+        run: What the run measured, with utility.
         asked: What a defense may cost.
 
     Raises:
         UsageError: Utility was not measured, or no defense was.
         Unreliable: Nothing shows that the attackers can win, the federation learned nothing, or no defense can be judged.
     """
-    chosen_rows = _rows(results, asked)
+    chosen_rows = _rows(run, asked)
     settings = settings_of(chosen_rows)
-    _check_evidence(settings, unfinished=results.missing > 0)
+    _check_evidence(settings, unfinished=bool(run.missing))
     candidates = sorted(_candidates(settings, asked), key=Candidate.rank)
     judged = [candidate for candidate in candidates if not candidate.doubts]
     if not judged:
         why = "; ".join(f"{each.spelling}: {each.doubts[0]}" for each in candidates[:MOST_NAMED])
         raise Unreliable(f"nothing can be recommended, because no defense can be judged ({why})")
-    notes = _common_notes(results, candidates, chosen_rows)
+    notes = _common_notes(run, candidates, chosen_rows)
     fit = [candidate for candidate in judged if candidate.qualifies]
     if not fit:
         return Recommendation(chosen=None, sentence=_refusal(judged), notes=tuple(notes), candidates=tuple(candidates))
@@ -169,20 +171,20 @@ def recommend(results: Results, asked: Requirements) -> Recommendation:
     return Recommendation(chosen=chosen, sentence=_answer(chosen, fit, judged), notes=tuple(notes), candidates=tuple(candidates))
 
 
-def _rows(results: Results, asked: Requirements) -> list[Cell]:
+def _rows(run: Run, asked: Requirements) -> list[CellResult]:
     """Return the rows to judge: updates and embeddings are defended by different means, so they are not weighed together."""
-    cuts = list(dict.fromkeys(_cut(cell) for cell in results.cells))
+    cuts = list(dict.fromkeys(_cut(cell) for cell in run.cells))
     if asked.cut:
         known = [cut or HORIZONTAL for cut in cuts]
         if asked.cut not in known:
             raise UsageError(f"there is no row with cut {asked.cut!r} in this run{suggest(asked.cut, known)}")
-        return [cell for cell in results.cells if (_cut(cell) or HORIZONTAL) == asked.cut]
-    rows = [[cell for cell in results.cells if bool(_cut(cell)) is vertical] for vertical in (False, True)]
+        return [cell for cell in run.cells if (_cut(cell) or HORIZONTAL) == asked.cut]
+    rows = [[cell for cell in run.cells if bool(_cut(cell)) is vertical] for vertical in (False, True)]
     # Without a defense among them, horizontal rows are there for comparison alone.
     return next((side for side in rows if any(not cell.defense.is_none for cell in side)), rows[0] or rows[1])
 
 
-def _cut(cell: Cell) -> str:
+def _cut(cell: CellResult) -> str:
     return str(cell.settings.get("cut") or "")
 
 
@@ -211,7 +213,7 @@ def _check_evidence(settings: Sequence[Setting], *, unfinished: bool) -> None:
         _check_learned(cell)
 
 
-def _check_learned(cell: Cell) -> None:
+def _check_learned(cell: CellResult) -> None:
     utility = cell.utility
     if utility is None or utility.undefended is None or utility.chance is None:
         return
@@ -238,7 +240,7 @@ def _candidate(spelling: str, settings: Sequence[Setting], asked: Requirements) 
     worst = min(differences, key=lambda each: each.value, default=None)
     found = Candidate(
         spelling=spelling,
-        identified=max((cell.exposed for cell in cells), key=lambda share: share.high),
+        identified=max((cell.identified for cell in cells), key=lambda share: share.high),
         accuracy=min((cell.accuracy for cell in cells if cell.accuracy is not None), key=lambda each: each.value, default=None),
         difference=worst,
         time=_worst([cell.time_ratio for cell in cells]),
@@ -246,7 +248,7 @@ def _candidate(spelling: str, settings: Sequence[Setting], asked: Requirements) 
         doubts=tuple(_doubts(cells, len(settings), asked)),
         excess=(),
     )
-    bare = max((s.undefended.exposed for s in settings if s.undefended is not None), key=lambda share: share.high)
+    bare = max((s.undefended.identified for s in settings if s.undefended is not None), key=lambda share: share.high)
     idle = (
         [(f"leaks no less than no defense ({bare.count} of {bare.n})", 1.0)] if found.identified.high >= bare.high - 1e-9 else []
     )
@@ -258,7 +260,7 @@ def _worst(values: Sequence[float | None]) -> float | None:
     return max(known) if len(known) == len(values) and known else None
 
 
-def _doubts(cells: Sequence[Cell], settings: int, asked: Requirements) -> list[str]:
+def _doubts(cells: Sequence[CellResult], settings: int, asked: Requirements) -> list[str]:
     failed = next((cell for cell in cells if cell.failures), None)
     doubts = [f"a trust check failed ({_failure(failed)})"] if failed is not None else []
     if len(cells) < settings:
@@ -274,7 +276,7 @@ def _doubts(cells: Sequence[Cell], settings: int, asked: Requirements) -> list[s
     return doubts
 
 
-def _failure(cell: Cell) -> str:
+def _failure(cell: CellResult) -> str:
     check = cell.failures[0]
     return check.sentence.strip().rstrip(".") or check.name
 
@@ -340,7 +342,7 @@ def _notes_on(chosen: Candidate, others: Sequence[Candidate], settings: Sequence
             notes.append(f"differential privacy of the whole training: {proved.sentence}")
         if cell.informed is None:
             notes.append(f"no attacker of {cell.ensemble} knew this defense; one who does may find more")
-        if cell.exposed.high >= bare.exposed.low:
+        if cell.identified.high >= bare.identified.low:
             notes.append("its interval overlaps that of no defense, so these records do not show that it leaks less")
         if status_of(cell, bare) is Status.BROKEN:
             notes.append(
@@ -361,16 +363,14 @@ def _notes_on_accuracy(chosen: Candidate, asked: Requirements) -> list[str]:
     return []
 
 
-def _common_notes(results: Results, candidates: Sequence[Candidate], judged: Sequence[Cell]) -> list[str]:
+def _common_notes(run: Run, candidates: Sequence[Candidate], judged: Sequence[CellResult]) -> list[str]:
     notes = [f"{each.spelling} was left out: {'; '.join(each.doubts)}" for each in candidates if each.doubts]
-    if results.missing:
-        notes.append(f"{count(results.missing, 'cell is', 'cells are')} not done yet, so the answer may change")
-    others = list(dict.fromkeys(_cut(cell) or HORIZONTAL for cell in results.cells if cell not in judged))
+    if run.missing:
+        notes.append(f"{count(len(run.missing), 'cell is', 'cells are')} not done yet, so the answer may change")
+    others = list(dict.fromkeys(_cut(cell) or HORIZONTAL for cell in run.cells if cell not in judged))
     if others:
         options = " or ".join(f"--cut {cut}" for cut in others)
-        notes.append(
-            f"{count(len(results.cells) - len(judged), 'row', 'rows')} of other cuts left out; ask for them with {options}"
-        )
+        notes.append(f"{count(len(run.cells) - len(judged), 'row', 'rows')} of other cuts left out; ask for them with {options}")
     return notes
 
 

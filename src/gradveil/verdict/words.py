@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from gradveil.study.results import Cell, Results, Utility
+from gradveil.study.results import CellResult, Run, Utility
 from gradveil.verdict.numbers import NBSP, accuracy, count, db, interval, ms, percent, points, size, times
 from gradveil.verdict.status import Headline, Status, bar_of, closer_than_null, status_of
 
@@ -57,34 +57,34 @@ def sentence(text: str) -> str:
     return text if text.endswith((".", "!", "?", "…")) else f"{text}."
 
 
-def guessing(cell: Cell) -> str:
+def guessing(cell: CellResult) -> str:
     """Say what guessing would find."""
     return f"guessing would find 1 in {cell.candidates}" if cell.candidates else "the chance level is not recorded"
 
 
-def identified_sentence(cell: Cell) -> str:
+def identified_sentence(cell: CellResult) -> str:
     """Say how many records the strongest attacker identified, with interval and chance level."""
-    share = cell.exposed
+    share = cell.identified
     return (
         f"the strongest attacker identified {share.count} of {count(share.n, 'record')} "
         f"({percent(share.value)}, 95{NBSP}% interval {interval(share.low, share.high)}); {guessing(cell)}"
     )
 
 
-def no_verdict(cell: Cell) -> str:
+def no_verdict(cell: CellResult) -> str:
     """Say why a cell has no verdict."""
     reasons = "; ".join(check.sentence.strip().rstrip(".") or check.name for check in cell.failures)
     return f"No verdict, because a check failed: {reasons}."
 
 
-def _against_null(cell: Cell) -> str:
+def _against_null(cell: CellResult) -> str:
     bar = bar_of(cell)
     return f"the best null, {NULLS.get(bar.null, bar.null)}, reaches {percent(bar.value)}"
 
 
-def judgement(cell: Cell, undefended: Cell | None) -> str:
+def judgement(cell: CellResult, undefended: CellResult | None) -> str:
     """Say what the numbers allow us to say about one cell, given the undefended cell of its setting, and no more."""
-    share, status = cell.exposed, status_of(cell, undefended)
+    share, status = cell.identified, status_of(cell, undefended)
     if status is Status.NO_VERDICT:
         return no_verdict(cell)
     if status is Status.UNTESTED:
@@ -94,8 +94,8 @@ def judgement(cell: Cell, undefended: Cell | None) -> str:
     if status is Status.UNBROKEN:
         limit = f"the true share may be as high as {percent(share.high)}"
         return f"Not broken by {cell.ensemble} ({share.count} of {share.n} identified; {_against_null(cell)}; {limit})."
-    if closer_than_null(cell) and cell.selected.psnr and cell.bar_psnr:
-        pictures = f"{db(cell.selected.psnr.median)} against {db(cell.bar_psnr.value)}"
+    if closer_than_null(cell) and cell.selected.psnr and cell.bar.psnr:
+        pictures = f"{db(cell.selected.psnr.median)} against {db(cell.bar.psnr.value)}"
         return f"Leaks something under {cell.ensemble}: pictures come closer to the originals than the best null ({pictures})."
     return f"Unclear under {cell.ensemble}: {_against_null(cell)}, and {count(share.n, 'record')} are too few to tell them apart."
 
@@ -107,20 +107,20 @@ def headline_sentence(headline: Headline) -> str:
         return "The undefended update was not measured in this run"
     if cell.failures:
         return "No verdict: a check failed on the undefended update"
-    share = cell.exposed
+    share = cell.identified
     bare = f"Without a defense, the strongest attacker identified {share.count} of {count(share.n, 'record')}"
     if best is None:
         return bare
-    after = best.exposed
+    after = best.identified
     if not headline.helps:
         return f"{bare}; no defense of this run lowered that bound"
     return f"{bare}; with the best defense of this run, {after.count} of {after.n}"
 
 
-def costs(cell: Cell, undefended: Cell | None) -> list[tuple[str, str]]:
+def costs(cell: CellResult, undefended: CellResult | None) -> list[tuple[str, str]]:
     """Return what a defense costs: bytes, client time, accuracy; and what is proved, for a whole training if there was one."""
     ratio = cell.bytes_ratio
-    sent = size(cell.bytes_up) if cell.bytes_up is not None else "not measured in this run"
+    sent = size(cell.bytes.up) if cell.bytes.up is not None else "not measured in this run"
     if ratio is not None:
         sent += ", as many as undefended" if abs(ratio - 1) < 0.005 else f", {times(ratio)} an undefended update"
     taken = "not measured in this run"
@@ -169,11 +169,11 @@ def utility_words(settings: Mapping[str, Any]) -> str:
     return f"{every}, records dealt out {value('partition')}, {long}, {local}, {value('aggregation')}"
 
 
-def trust(headline: Headline, results: Results) -> Trust:
+def trust(headline: Headline, run: Run) -> Trust:
     """Return the badge for the first screen."""
     shown = [cell for cell in (headline.undefended, headline.best) if cell is not None]
     failed = headline.undefended if headline.undefended is not None and headline.undefended.failures else None
-    others = [cell for cell in results.cells if cell.failures and cell is not failed]
+    others = [cell for cell in run.cells if cell.failures and cell is not failed]
     more = count(len(others), "other cell has", "other cells have")
     elsewhere = [f"{more} no verdict either; see the checks."] if others else []
     if failed is not None:
@@ -186,8 +186,8 @@ def trust(headline: Headline, results: Results) -> Trust:
     if status_of(headline.undefended, headline.undefended) is not Status.BROKEN:
         reasons.insert(0, "Even the undefended update was not clearly broken, so the defenses were hardly put to the test.")
     reasons += [line.replace(" either", "") for line in elsewhere]
-    if results.missing:
-        reasons.append(f"{count(results.missing, 'cell is', 'cells are')} not measured yet, so the best defense may change.")
+    if run.missing:
+        reasons.append(f"{count(len(run.missing), 'cell is', 'cells are')} not measured yet, so the best defense may change.")
     if reasons:
         return Trust(level="warn", title="Read with care", reasons=tuple(reasons))
     passed = sum(len(cell.checks) for cell in shown)
@@ -197,20 +197,20 @@ def trust(headline: Headline, results: Results) -> Trust:
     return Trust(level="ok", title=f"{count(passed, 'check')} passed", reasons=(fine,))
 
 
-def threat_sentences(cells: Sequence[Cell]) -> list[str]:
+def threat_sentences(cells: Sequence[CellResult]) -> list[str]:
     """Return who attacks and what they see, each sentence once, in order."""
     return list(dict.fromkeys(sentence(line) for cell in cells for line in cell.threat.sentences if line.strip()))
 
 
-def progress_sentence(results: Results) -> str:
+def progress_sentence(run: Run) -> str:
     """Say how much of the run is done; empty when all of it is."""
-    if not results.missing:
+    if not run.missing:
         return ""
-    total = len(results.run.keys)
-    return f"This run is not finished: {len(results.cells)} of {count(total, 'cell')} are done. The same command continues it."
+    total = len(run.keys)
+    return f"This run is not finished: {len(run.cells)} of {count(total, 'cell')} are done. The same command continues it."
 
 
-def setting_words(cell: Cell, fields: Sequence[str] = ()) -> str:
+def setting_words(cell: CellResult, fields: Sequence[str] = ()) -> str:
     """Describe a setting: data, model and training; with ``fields``, only those."""
 
     def number(name: str) -> int:

@@ -10,11 +10,12 @@ from typing import Any
 
 import pytest
 
-from gradveil.audit.cell import CellResult, _pseudonym, run_cell
+from gradveil.audit.cell import _pseudonym, run_cell
 from gradveil.audit.scene import build_learner
 from gradveil.cli import main
 from gradveil.defenses import build_defense
 from gradveil.errors import UsageError
+from gradveil.study.codec import encode
 from gradveil.tensors import Named
 from tests.unit.audit.small import CELL, digits, make_subject
 
@@ -26,7 +27,7 @@ BATCH_NORM = {"model": "convnet(width=1, norm='batch')", "batch_size": 2, "ensem
 
 def measure(**changes: object) -> dict[str, Any]:
     """Return the record of a small cell; no number in it is NaN or infinite."""
-    record = run_cell(CELL.replace(**changes), digits()).record
+    record: dict[str, Any] = encode(run_cell(CELL.replace(**changes), digits()).result)
     json.dumps(record, allow_nan=False)
     return record
 
@@ -53,7 +54,7 @@ def test_steps_are_counted_as_they_are_planned() -> None:
     )
     assert told[-1] == (3 * (2 + 2), 3 * (2 + 2))
     assert [done for done, _ in told] == sorted(done for done, _ in told)
-    assert result.timing["attack_steps"] == 12
+    assert result.result.timing.attack_steps == 12
 
 
 def test_a_secure_aggregate_shows_only_a_sum() -> None:
@@ -200,9 +201,9 @@ def test_the_null_of_a_single_record_is_another_record() -> None:
 
 
 def test_a_result_holds_one_picture_per_record() -> None:
-    result: CellResult = run_cell(CELL.replace(records=3, batch_size=2), digits())
-    assert {value.shape for value in result.pictures.values()} == {(4, 1, 8, 8)}
-    assert len(result.record["records"]) == result.record["n"] == 4
+    found = run_cell(CELL.replace(records=3, batch_size=2), digits())
+    assert {value.shape for value in found.pictures.values()} == {(4, 1, 8, 8)}
+    assert len(found.result.records) == found.result.n == 4
 
 
 def test_a_pseudonym_cannot_be_guessed_from_what_is_shared() -> None:

@@ -11,6 +11,7 @@ import torch
 from gradveil.audit.cell import run_cell
 from gradveil.audit.certified import certificate_of_cell, certify, guarantee_of, matching_attack
 from gradveil.proofs.bounds import gaussian_bound, mixed_bound
+from gradveil.study.codec import encode
 from tests.unit.audit.small import CELL, digits, make_subject
 
 NOISY = "clipping(bound=1) + gaussian_noise(std=0.5)"
@@ -59,8 +60,8 @@ def test_known_labels_are_counted() -> None:
 )
 def test_without_a_proof_there_is_a_reason(changes: dict[str, Any], reason: str) -> None:
     found = certify(make_subject(**{"defense": NOISY, **changes}))
-    assert found["identified"] is None and found["matching"] is None
-    assert reason in found["reason"] and found["sentence"].startswith("no certificate: ")
+    assert found.identified is None and found.matching is None
+    assert reason in found.reason and found.sentence.startswith("no certificate: ")
 
 
 def test_a_model_that_has_seen_the_records_takes_the_guarantee_away() -> None:
@@ -71,9 +72,9 @@ def test_a_model_that_has_seen_the_records_takes_the_guarantee_away() -> None:
 
 def test_the_attacker_with_the_list_finds_most_without_much_noise_and_little_with_much() -> None:
     weak = matching_attack(make_subject(defense="clipping(bound=1) + gaussian_noise(std=0.01)", records=16))
-    assert weak is not None and weak["count"] == 16
+    assert weak is not None and weak.count == 16
     strong = matching_attack(make_subject(defense="dp_sgd(noise_multiplier=5.0)", records=16))
-    assert strong is not None and strong["count"] <= 2
+    assert strong is not None and strong.count <= 2
 
 
 @pytest.mark.parametrize(
@@ -85,19 +86,20 @@ def test_the_attacker_with_the_list_finds_most_without_much_noise_and_little_wit
 )
 def test_it_never_exceeds_the_certificate(defense: str, changes: dict[str, Any]) -> None:
     found = certify(make_subject(defense=defense, records=48, **changes))
-    assert found["matching"]["low"] <= found["identified"]
-    assert found["matching"]["count"] > 0  # guessing would find 0.2 on average, so this shows that it attacks
+    assert found.matching is not None and found.identified is not None
+    assert found.matching.low <= found.identified
+    assert found.matching.count > 0  # guessing would find 0.2 on average, so this shows that it attacks
 
 
 @pytest.mark.parametrize("changes", [{"batch_size": 2}, {"clients": 2}, {"local_steps": 20}])
 def test_where_the_matching_attack_would_take_too_long_there_is_a_bound_alone(changes: dict[str, Any]) -> None:
     found = certify(make_subject(defense=NOISY, **changes))
-    assert found["identified"] is not None and found["matching"] is None
+    assert found.identified is not None and found.matching is None
 
 
 def test_it_is_part_of_every_cell() -> None:
     for defense in ("none", NOISY):
-        record = run_cell(CELL.replace(defense=defense), digits()).record
+        record = encode(run_cell(CELL.replace(defense=defense), digits()).result)
         json.dumps(record, allow_nan=False)
         assert (record["certificate"]["identified"] is None) == (defense == "none")
         if defense == NOISY:

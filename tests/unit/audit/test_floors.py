@@ -11,10 +11,11 @@ import torch
 
 from gradveil.audit import floors
 from gradveil.audit.certified import certify
-from gradveil.audit.floors import SMOOTHING, Floor, mean_error_of_cell
+from gradveil.audit.floors import SMOOTHING, as_floor, mean_error_of_cell
 from gradveil.randomness import Seed
 from gradveil.risk.mean_error import MeanErrorBound, mean_error_bound, smoothed_score
 from gradveil.spectra.jacobians import jacobian_of
+from gradveil.study.codec import encode
 from tests.unit.audit.small import make_subject
 
 NOISY = "gaussian_noise(std=0.05)"
@@ -36,8 +37,8 @@ NOISY = "gaussian_noise(std=0.05)"
 )
 def test_without_a_smooth_gaussian_law_there_is_a_reason(changes: dict[str, Any], reason: str) -> None:
     found = mean_error_of_cell(make_subject(**{"defense": NOISY, **changes}))
-    assert found.bound is None and reason in found.reason
-    assert found.as_dict() == {"mse": None, "reason": found.reason}
+    assert found.mse is None and reason in found.reason
+    assert encode(found) == {"mse": None, "reason": found.reason}
 
 
 @pytest.mark.parametrize(
@@ -51,26 +52,26 @@ def test_without_a_smooth_gaussian_law_there_is_a_reason(changes: dict[str, Any]
 )
 def test_the_floor_has_an_interval_and_lies_below_the_prior(changes: dict[str, Any]) -> None:
     found = mean_error_of_cell(make_subject(**{"defense": NOISY, **changes}))
-    assert found.bound is not None and found.bound.low is not None and found.bound.high is not None
-    assert 0 < found.bound.low < found.bound.value < found.bound.high
-    assert found.bound.value < SMOOTHING**2
-    told = found.as_dict()
-    assert told["psnr"] == pytest.approx(-10 * math.log10(found.bound.low)) and told["n"] == 32
+    assert found.mse is not None and found.low is not None and found.high is not None
+    assert 0 < found.low < found.mse < found.high
+    assert found.mse < SMOOTHING**2
+    told = encode(found)
+    assert told["psnr"] == pytest.approx(-10 * math.log10(found.low)) and told["n"] == 32
     json.dumps(told, allow_nan=False)
 
 
 def test_more_noise_raises_the_floor_up_to_what_the_prior_leaves() -> None:
-    values = [mean_error_of_cell(make_subject(defense=f"gaussian_noise(std={std})")).as_dict()["mse"] for std in (0.01, 0.1, 1e3)]
+    values = [mean_error_of_cell(make_subject(defense=f"gaussian_noise(std={std})")).mse or 0.0 for std in (0.01, 0.1, 1e3)]
     assert values[0] < values[1] < values[2] == pytest.approx(SMOOTHING**2, rel=1e-3)
 
 
 def test_the_trace_is_looser_than_the_matrix_and_both_hold(monkeypatch: pytest.MonkeyPatch) -> None:
-    matrix = mean_error_of_cell(make_subject(defense=NOISY)).bound
+    matrix = mean_error_of_cell(make_subject(defense=NOISY))
     monkeypatch.setattr(floors, "DENSE_ENTRIES", 0)
-    trace = mean_error_of_cell(make_subject(defense=NOISY)).bound
-    assert matrix is not None and trace is not None
+    trace = mean_error_of_cell(make_subject(defense=NOISY))
+    assert matrix.mse is not None and trace.mse is not None
     assert (matrix.form, trace.form) == ("matrix", "trace")
-    assert trace.value < matrix.value
+    assert trace.mse < matrix.mse
 
 
 def test_the_trace_is_estimated_without_bias() -> None:
@@ -96,9 +97,9 @@ def test_the_best_linear_attacker_of_a_linear_release_meets_the_floor() -> None:
 
 def test_it_is_part_of_the_certificate_even_where_nothing_else_is_certified() -> None:
     found = certify(make_subject(defense=NOISY))
-    assert found["identified"] is None and found["mean_error"]["mse"] > 0
-    assert certify(make_subject())["mean_error"]["mse"] is None
+    assert found.identified is None and found.floor is not None and (found.floor.mse or 0.0) > 0
+    assert certify(make_subject()).floor is None
 
 
 def test_a_floor_of_zero_has_no_psnr() -> None:
-    assert Floor(MeanErrorBound(0.0, 0.0, 0.0, 2, "trace", 0.95)).as_dict()["psnr"] is None
+    assert as_floor(MeanErrorBound(0.0, 0.0, 0.0, 2, "trace", 0.95), 0.1).psnr is None

@@ -89,12 +89,13 @@ def test_the_best_by_truth_is_the_nearest_whatever_the_referee_says() -> None:
 def test_every_recipe_has_its_own_row() -> None:
     chosen = best_by_truth(subject(), candidates())
     rows = per_recipe(subject(), candidates(), Referee(rehearsal={"fine/informed": 30.0}), chosen, Seed(0))
-    assert [(r["recipe"], r["stance"], r["tries"], r["chosen"]) for r in rows] == [
+    assert [(r.recipe, r.stance, r.tries, r.chosen) for r in rows] == [
         ("coarse", "plain", 1, 0),
         ("fine", "informed", 1, 3),
     ]
-    assert [r["rehearsal_psnr"] for r in rows] == [None, 30.0]
-    assert rows[1]["summary"]["psnr"]["median"] > rows[0]["summary"]["psnr"]["median"]
+    assert [r.rehearsal_psnr for r in rows] == [None, 30.0]
+    medians = [r.summary.psnr.median for r in rows if r.summary is not None and r.summary.psnr is not None]
+    assert len(medians) == 2 and medians[1] > medians[0]
 
 
 def test_nulls_know_nothing_of_the_update() -> None:
@@ -122,4 +123,4 @@ def test_a_real_attack_identifies_everyone() -> None:
     scored = score(single, found)
     assert scored.rank.tolist() == [1] * 4
     summary = scored.summary(Seed(0))
-    assert summary["identified"]["value"] == 1.0
+    assert summary.identified.value == 1.0

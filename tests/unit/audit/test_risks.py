@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -19,11 +21,12 @@ from gradveil.risk.calibration import read_alpha
 from gradveil.risk.exposure import Assessment, assess
 from gradveil.run.grid import cells_of, check_plan
 from gradveil.spectra.jacobians import jacobian_of
+from gradveil.study.codec import encode
 from gradveil.study.plan import Plan
 from tests.unit.audit.small import CELL, digits, make_subject
 
 
-def scored(**changes: Any) -> risks.CellRisk:
+def scored(**changes: Any) -> risks.Scores:
     found = risk_of_cell(make_subject(**changes))
     assert found is not None and found.defended is not None and found.undefended is not None
     return found
@@ -31,7 +34,7 @@ def scored(**changes: Any) -> risks.CellRisk:
 
 def values(found: Assessment | None) -> list[float]:
     assert found is not None
-    return [record.risk.invre for record in found.records]
+    return [record.invre for record in found.records]
 
 
 def test_a_cell_scores_what_the_command_would() -> None:
@@ -46,7 +49,8 @@ def test_a_cell_scores_what_the_command_would() -> None:
         seed=Seed(0),
         rows=subject.indices,
     )
-    assert [record.risk for record in found.defended.records] == [record.risk for record in direct.records]
+    timeless = [[replace(record, seconds=0.0) for record in each.records] for each in (found.defended, direct)]
+    assert timeless[0] == timeless[1]
 
 
 def test_undefended_scores_stand_beside_defended_ones() -> None:
@@ -88,13 +92,13 @@ def test_a_model_without_risk_of_its_own_gets_a_reason() -> None:
         patch.setattr(risks, "build_learner", lambda *_: learner)
         found = risk_of_cell(subject)
     assert found is not None and "BatchNorm" in found.reason
-    assert set(found.as_dict([], [], "plain")) == {"reason", "meaning"}
+    assert set(encode(found.beside([], [], "plain"))) == {"reason", "meaning"}
 
 
 def test_a_cell_may_ask_for_no_scores() -> None:
     assert risk_of_cell(make_subject(risk="off")) is None
-    record = run_cell(CELL.replace(risk="off"), digits())
-    assert record.record["risk"] is None and record.timing["risk_seconds"] == 0
+    result = run_cell(CELL.replace(risk="off"), digits()).result
+    assert result.risk is None and result.timing.risk_seconds == 0
 
 
 def test_the_way_follows_the_cost() -> None:
@@ -105,9 +109,15 @@ def test_the_way_follows_the_cost() -> None:
     assert [mode(64, 640), mode(1024, 4000), mode(1100, 4000)] == ["dense", "gram", "leading"]
 
 
+def p_of(scores: Sequence[float], errors: Sequence[float]) -> float | None:
+    found = correlate(scores, errors).spearman
+    assert found is not None
+    return found.p
+
+
 def test_correlation_is_that_of_the_statistics_books() -> None:
     scores, errors = [0.1, 0.5, 0.3, 0.9], [0.4, 0.2, 0.25, 0.1]
-    found = correlate([*scores, 0.2], [*errors, None])
+    found = encode(correlate([*scores, 0.2], [*errors, None]))
     assert found["n"] == 4
     assert found["pearson"]["value"] == pytest.approx(float(np.corrcoef(scores, errors)[0, 1]))
     assert found["spearman"]["value"] == pytest.approx(-1.0)
@@ -115,10 +125,10 @@ def test_correlation_is_that_of_the_statistics_books() -> None:
     t = found["pearson"]["value"] * (2 / (1 - found["pearson"]["value"] ** 2)) ** 0.5
     assert found["pearson"]["p"] == pytest.approx(2 * stats.t.sf(abs(t), 2))
     for few, constant in (([0.1, 0.2], [1.0, 2.0]), ([0.5, 0.5, 0.5], [1.0, 2.0, 3.0]), ([0.1, 0.2, 0.3], [1.0, 1.0, 1.0])):
-        assert correlate(few, constant)["pearson"] is None
-    assert correlate([0.1, 0.2, 0.3, 0.4], [3.0, 1.0, 2.0, 4.0])["spearman"]["p"] == pytest.approx(0.75)  # rho 0.4, in tables
+        assert correlate(few, constant).pearson is None
+    assert p_of([0.1, 0.2, 0.3, 0.4], [3.0, 1.0, 2.0, 4.0]) == pytest.approx(0.75)  # rho 0.4, in tables
     many = list(range(8))
-    assert correlate(many, [*many[1:], 0])["spearman"]["p"] == pytest.approx(stats.spearmanr(many, [*many[1:], 0]).pvalue)
+    assert p_of(many, [*many[1:], 0]) == pytest.approx(stats.spearmanr(many, [*many[1:], 0]).pvalue)
     json.dumps(found, allow_nan=False)
 
 
@@ -127,12 +137,12 @@ def test_scores_closer_than_their_error_are_said_not_to_rank(
     mode: str, error: float, told: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(risks, "LEADING_ERROR", error)
-    found = scored(risk=mode).as_dict(list("abcd"), [0.1] * 4, "plain")
-    assert sum("differ by less" in note for note in found["notes"]) == told
+    found = scored(risk=mode).beside(list("abcd"), [0.1] * 4, "plain")
+    assert sum("differ by less" in note for note in found.notes) == told
 
 
 def test_the_record_names_mode_bands_and_errors() -> None:
-    record = run_cell(CELL.replace(defense="gaussian_noise(std=0.01)"), digits()).record
+    record = encode(run_cell(CELL.replace(defense="gaussian_noise(std=0.01)"), digits()).result)
     risk = record["risk"]
     json.dumps(risk, allow_nan=False)
     assert risk["defended"]["mode"] == "dense" and sum(risk["defended"]["bands"].values()) == 4

@@ -11,6 +11,7 @@ from gradveil.errors import UsageError
 from gradveil.records import Knowledge
 from gradveil.run.grid import cells_of, check_plan
 from gradveil.study.cell import Cell
+from gradveil.study.codec import encode
 from gradveil.study.plan import Plan
 from tests.unit.audit.small import digits
 
@@ -32,7 +33,7 @@ def subject(**changes: object) -> Subject:
 
 
 def test_granted_statistics_are_sent_used_and_said() -> None:
-    record = run_cell(CELL, digits()).record
+    record = encode(run_cell(CELL, digits()).result)
     assert {row["recipe"] for row in record["attackers"]} == {"inverting_gradients", "inverting_gradients_statistics"}
     assert "bn_statistics" in record["threat"]["knows"] and record["cell"]["bn_statistics"] is True
     assert any("carry the running statistics of BatchNorm" in sentence for sentence in record["threat"]["sentences"])

@@ -20,6 +20,7 @@ from gradveil.randomness import Seed
 from gradveil.run.grid import check_inputs
 from gradveil.run.starter_plan import inspect_inputs
 from gradveil.study.cell import Cell
+from gradveil.study.codec import encode
 from gradveil.study.plan import Plan
 
 MODEL = "unet(width=2, levels=1, activation='tanh')"
@@ -52,7 +53,7 @@ def subject(cell: Cell) -> Subject:
 
 def test_an_update_from_masks_is_attacked_end_to_end(cell: Cell) -> None:
     """With the masks known, matching beats every null, and nothing pretends to have recovered labels."""
-    record = run_cell(cell).record
+    record = encode(run_cell(cell).result)
     assert record["selected"]["psnr"]["median"] > record["bar"]["psnr"]["value"] + 1
     assert "label_accuracy" not in record["selected"]
     assert all(row["label"] is None and row["label_correct"] is None for row in record["records"])
@@ -107,6 +108,6 @@ def test_two_grey_classes_with_labels_in_a_column(tmp_path: Path) -> None:
         test_labels=np.array([[0], [1], [0], [1]], dtype=np.uint8),
     )
     two = Cell(data=str(tmp_path / "xray.npz"), model="mlp(hidden=8)", records=3, ensemble="linear_layer", risk="off")
-    record = run_cell(two).record
+    record = encode(run_cell(two).result)
     assert record["selected"]["identified"]["value"] == 1.0 and record["selected"]["label_accuracy"]["value"] == 1.0
     assert {row["label"] for row in record["records"]} <= {0, 1}

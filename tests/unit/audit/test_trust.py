@@ -18,9 +18,14 @@ from gradveil.attacks.referee import Referee, Verdict
 from gradveil.audit import trust as checks
 from gradveil.audit.judge import score
 from gradveil.audit.scene import Subject, Target
-from gradveil.audit.trust import Check, Evidence, run_checks
+from gradveil.audit.trust import Evidence, run_checks
+from gradveil.metrics import share_of
 from gradveil.models.batch_norm import set_batch_norm_mode
 from gradveil.records import Observation, Reconstruction, WhatArrives
+from gradveil.study.codec import encode
+from gradveil.study.measures import Summary
+from gradveil.study.proved import Certificate
+from gradveil.study.results import Attacker, Check
 from tests.unit.audit.small import make_subject
 
 
@@ -115,8 +120,8 @@ def with_candidates_and_records(records: int, candidates: int) -> Evidence:
 
 def with_certificate(identified: float | None, psnr: float = 1.0, matching: int | None = None) -> Evidence:
     """All 16 records were identified and rebuilt at 30 dB or better, whatever is said to be possible."""
-    listed = None if matching is None else {"count": matching, "n": 16}
-    return dataclasses.replace(healthy(), certificate={"identified": identified, "psnr": {"25": psnr}, "matching": listed})
+    listed = None if matching is None else share_of(matching, 16)
+    return dataclasses.replace(healthy(), certificate=Certificate(identified=identified, psnr={"25": psnr}, matching=listed))
 
 
 def with_matching_alone(count: int) -> Evidence:
@@ -128,19 +133,15 @@ def with_matching_alone(count: int) -> Evidence:
 def with_attacker_ahead() -> Evidence:
     """The choice identified nobody, and one of two attackers alone 12 of 16."""
     rows = [
-        {
-            "recipe": "stay_smooth",
-            "stance": stance,
-            "summary": {"identified": {"low": low, "value": low, "count": count, "n": 16}},
-        }
-        for stance, count, low in (("plain", 4, 0.1), ("zero_mask", 12, 0.5))
+        Attacker(recipe="stay_smooth", stance=stance, summary=Summary(identified=share_of(count, 16)))
+        for stance, count in (("plain", 4), ("zero_mask", 12))
     ]
     return dataclasses.replace(chosen_instead(lambda i: torch.full_like(near(i), 0.5)), attackers=rows)
 
 
 def with_attacker_beyond() -> Evidence:
     """The certificate allows a tenth; one attacker alone identified 12 of 16, and the choice nobody."""
-    return dataclasses.replace(with_attacker_ahead(), certificate={"identified": 0.1})
+    return dataclasses.replace(with_attacker_ahead(), certificate=Certificate(identified=0.1))
 
 
 NAN = float("nan")
@@ -231,7 +232,7 @@ def test_near_misses_do_not_fire(name: str, make: Callable[[], Evidence]) -> Non
 
 
 def test_checks_are_plain_values() -> None:
-    assert look(healthy())["finite"].as_dict() == {
+    assert encode(look(healthy())["finite"]) == {
         "name": "finite",
         "level": "ok",
         "sentence": "All candidates stayed finite.",

@@ -22,6 +22,7 @@ from gradveil.run.estimate import estimate_plan
 from gradveil.run.grid import cells_of, check_inputs
 from gradveil.run.pool import run_audit
 from gradveil.study.cell import Cell
+from gradveil.study.codec import encode
 from gradveil.study.federation import UtilitySettings
 from gradveil.study.plan import Plan
 from gradveil.verdict.words import setting_words
@@ -64,7 +65,7 @@ def test_a_trained_party_is_the_bottom_of_the_trained_model() -> None:
 
 
 def test_a_cell_is_measured_like_any_other() -> None:
-    record = run_cell(CELL, digits()).record
+    record = encode(run_cell(CELL, digits()).result)
     assert record["threat"]["sees"] == "embedding" and "a party of vertical learning" in record["threat"]["sentences"][0]
     assert record["cell"]["cut"] == "cut1" and record["cell"]["shares"] == "embedding"
     assert record["selected"]["psnr"]["median"] > record["bar"]["psnr"]["value"] + 5
@@ -79,7 +80,7 @@ def test_a_cell_is_measured_like_any_other() -> None:
 
 def test_with_the_gradient_labels_are_read() -> None:
     cell = CELL.replace(sees="embedding_gradient", batch_size=2, records=4)
-    record = run_cell(cell, digits()).record
+    record = encode(run_cell(cell, digits()).result)
     assert record["selected"]["label_accuracy"]["value"] == 1.0
     assert "gradient" in record["threat"]["sentences"][0]
 
@@ -192,7 +193,7 @@ def test_the_report_of_a_mixed_run_shows_both_kinds_of_row(tmp_path: Path) -> No
         ensemble=["inverting_gradients(steps=5, objective='l2')"],
     )
     result = run_audit(plan, tmp_path, workers=1)
-    assert [cell["cell"]["cut"] for cell in result.cells] == ["", "cut1"]
+    assert [cell.settings["cut"] for cell in result.cells] == ["", "cut1"]
     page = html.unescape(write_report(result.out).read_text(encoding="utf-8"))
     assert "vertical, cut1" in page and "sharing an embedding" in page
     assert "Settings of this run differ in what the attacker sees" in page
@@ -201,7 +202,7 @@ def test_the_report_of_a_mixed_run_shows_both_kinds_of_row(tmp_path: Path) -> No
 
 @pytest.mark.parametrize("name", [name for name in DEFENSES.names() if vertical_fault(DEFENSES.build(name)) is None])
 def test_every_defense_that_fits_is_measured_with_every_attacker(name: str) -> None:
-    record = run_cell(CELL.replace(records=1, steps=2, ensemble="quick", defense=name), digits()).record
+    record = encode(run_cell(CELL.replace(records=1, steps=2, ensemble="quick", defense=name), digits()).result)
     assert record["cell"]["ensemble"] == "embedding-quick-1"
     stances = {row["stance"] for row in record["attackers"]}
     assert "plain" in stances and (name == "none" or "informed" in stances)

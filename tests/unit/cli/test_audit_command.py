@@ -12,8 +12,10 @@ import pytest
 
 from gradveil.cli import main
 from gradveil.run import pool as audit_run
-from gradveil.run.pool import AuditResult, Progress
+from gradveil.run.pool import Progress
+from gradveil.study.load import load_run
 from gradveil.study.plan import Plan
+from gradveil.study.results import Run
 from tests.unit.report.example_results import DEFENSES, FAIL, Example, make_results
 
 Captured = pytest.CaptureFixture[str]
@@ -27,15 +29,12 @@ class FakeAudit:
         self.defenses, self.builtin, self.missing = defenses, builtin, missing
         self.plan, self.settings = Plan(), dict[str, Any]()
 
-    def __call__(self, plan: Plan, out: Path, **settings: Any) -> AuditResult:
+    def __call__(self, plan: Plan, out: Path, **settings: Any) -> Run:
         self.plan, self.settings = plan, settings
         make_results(out, defenses=self.defenses, builtin=self.builtin, missing=self.missing)
         for count in range(3):
             settings["on_progress"](Progress(count, 2, 0, 0, "pruning(rate=0.9)"))
-        keys = json.loads((out / "run.json").read_text())["cells"]
-        files = [out / "cells" / f"{key}.json" for key in keys]
-        done = [json.loads(file.read_text()) for file in files if file.exists()]
-        return AuditResult(out, done, [file.stem for file in files if not file.exists()])
+        return load_run(out)
 
 
 @pytest.fixture

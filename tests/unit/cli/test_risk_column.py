@@ -9,22 +9,23 @@ import pytest
 
 from gradveil.cli import output
 from gradveil.cli.results import print_results, results_as_dict
+from gradveil.study.load import load_run
 from tests.unit.report.example_results import make_results
 from tests.unit.report.test_report_certificates import change
 
 
 def test_the_table_has_the_mean_and_the_most_and_says_what_they_mean(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    print_results(make_results(tmp_path))
+    print_results(load_run(make_results(tmp_path)))
     said = capsys.readouterr().out
     assert "InvRE" in said and "0.44, ≤ 0.54" in said
     assert "does not acquit" in " ".join(said.split())
 
 
 def test_json_has_every_score_with_and_without_the_defense(tmp_path: Path) -> None:
-    row = results_as_dict(make_results(tmp_path))["cells"][3]
+    row = results_as_dict(load_run(make_results(tmp_path)))["cells"][3]
     assert row["defense"] == "gaussian_noise(std=0.1)" and len(row["risk"]["records"]) == 16
     assert row["risk"]["defended"]["mean"] < row["risk"]["undefended"]["mean"]
-    assert row["risk"]["defended"]["mode"] == "leading" and set(row["risk"]["spearman"]) == {"value", "p"}
+    assert row["risk"]["defended"]["mode"] == "leading" and set(row["risk"]["correlation"]["spearman"]) == {"value", "p"}
 
 
 def test_without_scores_there_is_no_column(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -32,16 +33,16 @@ def test_without_scores_there_is_no_column(tmp_path: Path, capsys: pytest.Captur
         cell["risk"] = None
 
     folder = change(make_results(tmp_path), without)
-    print_results(folder)
+    print_results(load_run(folder))
     assert "InvRE" not in capsys.readouterr().out
-    assert {row["risk"] for row in results_as_dict(folder)["cells"]} == {None}
+    assert {row["risk"] for row in results_as_dict(load_run(folder))["cells"]} == {None}
 
 
 def test_the_verdict_stays_in_the_table_however_narrow_the_screen(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(output, "WIDE", 70)
-    print_results(make_results(tmp_path))
+    print_results(load_run(make_results(tmp_path)))
     lines = capsys.readouterr().out.splitlines()
     (head,) = [line for line in lines if line.split()[:2] == ["defense", "identified"]]
     rows = [line for line in lines if line.startswith((" none ", " gaussian_noise", " pruning"))]

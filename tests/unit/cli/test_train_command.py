@@ -115,8 +115,8 @@ def test_options_become_settings(monkeypatch: pytest.MonkeyPatch) -> None:
 
     def fake(settings: FederationSettings, **more: Any) -> TrainingResult:
         asked.update(more, settings=settings)
-        record = RoundRecord(1, 0.5, 1.0, 10, 10, 0.1)
-        return TrainingResult(settings, (record,), {}, {}, 0.1)
+        record = RoundRecord(round=1, accuracy=0.5, loss=1.0, bytes_up=10, bytes_down=10)
+        return TrainingResult.of([record], {}, settings=settings.as_dict())
 
     monkeypatch.setattr(engine, "train", fake)
     options = (
@@ -198,7 +198,7 @@ def test_lines_come_now_and_then_and_at_the_end(capsys: Captured) -> None:
     moments = iter(range(0, 1000, 4))
     report = training_progress._lines(6, lambda: float(next(moments)))
     for number in range(1, 7):
-        report(RoundRecord(number, 0.25 if number % 2 else None, None, 1, 1, 0.1, refused=int(number == 6)))
+        report(RoundRecord(round=number, accuracy=0.25 if number % 2 else None, refused=int(number == 6)))
     lines = capsys.readouterr().err.splitlines()
     assert lines[0] == "round 1/6 · accuracy 25.0 % · time left not known yet"
     assert lines[-1] == "round 6/6 · 1 refused · about 0\u00a0s left"

@@ -12,6 +12,7 @@ from gradveil.defenses.base import ClientView, State
 from gradveil.defenses.clipping import Clipping
 from gradveil.defenses.dp_sgd import DPSGD
 from gradveil.proofs.accountant import epsilon
+from gradveil.study.codec import encode
 from gradveil.tensors import Named
 from gradveil.testing.faults import DoesNothing, FixedSeed
 
@@ -21,7 +22,7 @@ def test_dp_sgd_is_certified_per_record() -> None:
     assert found.epsilon == epsilon(noise_multiplier=1.5, steps=20)
     assert (found.unit, found.steps, found.method, found.reason) == ("record", 20, "exact", "")
     assert any("no sampling is counted" in each for each in found.assumptions)
-    assert "per record after 20 releases" in found.sentence()
+    assert "per record after 20 releases" in found.sentence
 
 
 def test_layers_clipped_by_themselves_get_noise_for_all_of_them() -> None:
@@ -89,7 +90,7 @@ def test_the_rest_is_told_why_not(spelling: str, reason: str) -> None:
     found = privacy_of(build_defense(spelling))
     assert found.epsilon is None and found.delta is None
     assert reason in found.reason
-    assert found.sentence().startswith("no guarantee: ")
+    assert found.sentence.startswith("no guarantee: ")
 
 
 class Unproved(DPSGD):
@@ -112,5 +113,5 @@ def test_what_a_subclass_changes_is_not_covered_by_the_proof_of_its_parent(parts
 def test_every_defense_gets_an_answer_that_can_be_saved(name: str) -> None:
     found = privacy_of(DEFENSES.build(name))
     assert (found.epsilon is None) == bool(found.reason)
-    assert json.loads(json.dumps(found.as_dict()))["sentence"] == found.sentence()
+    assert json.loads(json.dumps(encode(found)))["sentence"] == found.sentence
     assert (found.epsilon is not None) == (name == "dp_sgd"), "only dp_sgd is certified alone"

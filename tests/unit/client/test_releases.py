@@ -64,7 +64,7 @@ def test_a_larger_client_may_be_the_one_that_counts() -> None:
 
 def test_what_breaks_an_assumption_takes_the_guarantee_away() -> None:
     found = trained("dp_sgd", fault="statistics are sent")
-    assert found.epsilon is None and found.sentence() == "no guarantee: statistics are sent"
+    assert found.epsilon is None and found.sentence == "no guarantee: statistics are sent"
     assert "no proof is known" in trained("pruning(rate=0.9)", fault="statistics are sent").reason
 
 
@@ -88,8 +88,8 @@ def test_updates_under_attack_are_counted_for_themselves() -> None:
 
 def test_an_epsilon_that_promises_nothing_says_so() -> None:
     defense = build_defense("dp_sgd(noise_multiplier=1.0)")
-    assert "promises nothing" not in privacy_of(defense).sentence()
-    assert privacy_of(defense, steps=40).sentence().endswith("; an ε this large promises nothing in practice")
+    assert "promises nothing" not in privacy_of(defense).sentence
+    assert privacy_of(defense, steps=40).sentence.endswith("; an ε this large promises nothing in practice")
 
 
 @pytest.mark.filterwarnings("error")

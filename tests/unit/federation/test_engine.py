@@ -18,12 +18,18 @@ from gradveil.learning.losses import cross_entropy
 from gradveil.models import build_model
 from gradveil.randomness import Seed
 from gradveil.study.federation import FederationSettings
+from gradveil.study.proved import Guarantee
 from gradveil.study.training_result import RoundRecord, TrainingResult
 from gradveil.tensors import Named
 from tests.unit.federation.small import CLASSES, settings, shapes
 
 TRAIN, TEST = shapes(46), shapes(30, seed=1)
 FIRST = "2.weight"
+
+
+def proved(result: TrainingResult) -> Guarantee:
+    assert result.guarantee is not None
+    return result.guarantee
 
 
 def run(asked: FederationSettings, **more: Any) -> TrainingResult:
@@ -146,7 +152,7 @@ def test_bytes_and_evaluations_are_counted() -> None:
     size = sum(value.numel() for value in result.weights.values()) * 4
     assert [r.bytes_down for r in result.rounds] == [2 * size] * 5
     assert all(0 < r.bytes_up < 0.5 * 2 * size for r in result.rounds)
-    assert result.bytes_up == sum(r.bytes_up for r in result.rounds)
+    assert result.bytes.up == sum(r.bytes_up for r in result.rounds)
     assert result.final_accuracy == result.rounds[-1].accuracy
     assert result.best_accuracy == max(r.accuracy for r in result.rounds if r.accuracy is not None)
     assert result.finished
@@ -295,15 +301,15 @@ def test_a_guarantee_counts_who_really_took_part() -> None:
     result = run(settings(defense="dp_sgd(noise_multiplier=2.0)", rounds=4, local_epochs=2))
     often = max(sum(client in record.clients for record in result.rounds) for client in range(4))
     assert often < 4  # two of four clients a round
-    assert result.guarantee["unit"] == "record" and result.guarantee["steps"] == 2 * often
+    assert proved(result).unit == "record" and proved(result).steps == 2 * often
 
 
 def test_running_statistics_take_the_guarantee_away() -> None:
     asked = settings(model="resnet20", defense="clipping + gaussian_noise(std=1.0)", rounds=1, clients_per_round=1)
-    assert "BatchNorm" in run(asked).guarantee["reason"]
-    assert run(asked.replace(batch_norm="eval")).guarantee["unit"] == "client"
+    assert "BatchNorm" in proved(run(asked)).reason
+    assert proved(run(asked.replace(batch_norm="eval"))).unit == "client"
 
 
 def test_a_client_that_diverges_takes_the_guarantee_away() -> None:
     silent = run(settings(defense="clipping + gaussian_noise(std=1.0)", rounds=1, learning_rate=1e30, local_epochs=3))
-    assert silent.refused and "diverged" in silent.guarantee["reason"]
+    assert silent.refused and "diverged" in proved(silent).reason

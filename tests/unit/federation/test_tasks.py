@@ -16,6 +16,7 @@ from gradveil.federation.engine import train
 from gradveil.federation.setup import build_federation
 from gradveil.learning.task import dice
 from gradveil.report import write_report
+from gradveil.study.codec import encode
 from tests.unit.federation.small import settings
 
 
@@ -65,7 +66,7 @@ def test_f1_is_not_fooled_by_the_commoner_class(tmp_path: Path) -> None:
 
 def test_other_data_has_no_f1() -> None:
     result = train(settings(data="digits", rounds=1))
-    assert result.rounds[0].f1 is None and "f1" not in result.rounds[0].as_dict()
+    assert result.rounds[0].f1 is None and "f1" not in encode(result.rounds[0])
 
 
 @pytest.mark.parametrize("loss", ["dice", "binary_cross_entropy"])
@@ -85,7 +86,7 @@ def test_a_unet_learns_masks(tmp_path: Path, loss: str) -> None:
     result = train(asked, out=tmp_path / "out")
     last = result.rounds[-1].accuracy
     assert last is not None and last > 0.85, "calling everything foreground scores 0.67"
-    assert result.score == "dice" and result.rounds[-1].as_dict()["score"] == "dice"
+    assert result.score == "dice" and encode(result.rounds[-1])["score"] == "dice"
     federation = build_federation(asked)
     logits = federation.evaluator.forward(result.weights, federation.test.inputs)
     assert last == pytest.approx(float(dice(logits > 0, federation.test.targets).mean()), abs=1e-6)

@@ -43,8 +43,8 @@ def test_it_learns_and_counts_what_crosses_the_wire() -> None:
     outputs = build_vertical(SETTINGS, "cut1", "whole", data=digits()).federation
     width = outputs.parties[0].embed(digits()[0].inputs[:1]).numel()
     assert [record.bytes_up for record in found.rounds] == [400 * width * 4] * 12
-    assert found.bytes_down == found.bytes_up, "the gradient of an embedding has its size"
-    assert found.guarantee["epsilon"] is None and "no accounted noise" in found.guarantee["sentence"]
+    assert found.bytes.down == found.bytes.up, "the gradient of an embedding has its size"
+    assert found.guarantee is not None and found.guarantee.epsilon is None and "no accounted noise" in found.guarantee.sentence
 
 
 def test_the_held_out_records_are_those_of_a_horizontal_training() -> None:
@@ -72,7 +72,7 @@ def test_a_killed_training_goes_on_to_the_same_bits(tmp_path: Path, defense: str
 
 
 def test_results_tell_which_statistics_batch_norm_used() -> None:
-    assert run(settings={"batch_norm": "train", "rounds": 1}).settings.batch_norm == "eval"
+    assert run(settings={"batch_norm": "train", "rounds": 1}).settings["batch_norm"] == "eval"
 
 
 def test_a_party_is_timed_with_and_without_its_defense() -> None:

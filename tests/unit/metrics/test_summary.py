@@ -17,6 +17,8 @@ from hypothesis import strategies as st
 from gradveil.errors import UsageError
 from gradveil.metrics import Unavailable, bootstrap_median, summarise, wilson
 from gradveil.randomness import Seed
+from gradveil.study.codec import decode, encode
+from gradveil.study.measures import Quality, Summary
 
 GOLDEN: dict[str, dict[str, Any]] = json.loads((Path(__file__).parents[2] / "golden" / "metrics.json").read_text())
 
@@ -83,7 +85,7 @@ def test_bootstrap_refuses_what_it_cannot_resample() -> None:
 
 
 def test_summary_has_the_form_of_the_results_folder() -> None:
-    summary = summarise(
+    found = summarise(
         {
             "identified": torch.tensor([True, True, False, True]),
             "psnr": torch.tensor([30.0, 60.0, 10.0, 20.0], dtype=torch.float64),
@@ -93,8 +95,9 @@ def test_summary_has_the_form_of_the_results_folder() -> None:
             "label_accuracy": [1.0, 1.0, 1.0, 0.0],
         },
         Seed(0),
+        Summary,
     )
-    assert list(summary) == ["n", "identified", "psnr", "ssim", "mse", "lpips", "label_accuracy"]
+    summary = encode(found)
     low, high = wilson(3, 4)
     assert summary["identified"] == {"value": 0.75, "low": low, "high": high, "count": 3, "n": 4}
     assert summary["label_accuracy"]["count"] == 3
@@ -104,23 +107,23 @@ def test_summary_has_the_form_of_the_results_folder() -> None:
     assert summary["lpips"] == {"unavailable": "no weights"}
     assert 10.0 <= summary["psnr"]["low"] <= summary["psnr"]["high"] <= 60.0
     assert set(summary["psnr"]) == {"median", "low", "high", "worst", "n"}
-    assert json.loads(json.dumps(summary, allow_nan=False)) == summary
+    assert decode(Summary, json.loads(json.dumps(summary, allow_nan=False))) == found
 
 
 def test_summary_of_one_record() -> None:
-    summary = summarise({"identified": [True], "psnr": [31.0]}, Seed(0))
+    summary = encode(summarise({"identified": [True], "psnr": [31.0]}, Seed(0), Summary))
     assert summary["psnr"] == {"median": 31.0, "low": 31.0, "high": 31.0, "worst": 31.0, "n": 1}
     assert summary["identified"]["value"] == 1.0 and summary["identified"]["low"] < 0.3
 
 
 def test_one_more_metric_changes_no_other() -> None:
     values = np.random.default_rng(1).uniform(size=20)
-    alone, together = summarise({"ssim": values}, Seed(3)), summarise({"mse": values**2, "ssim": values}, Seed(3))
-    assert alone["ssim"] == together["ssim"]
+    alone, together = (summarise(each, Seed(3), Quality) for each in ({"ssim": values}, {"mse": values**2, "ssim": values}))
+    assert alone.ssim == together.ssim is not None
 
 
 def test_values_that_are_not_finite_are_told_and_never_written() -> None:
-    summary = summarise({"psnr": [math.inf, 3.0, math.nan], "mse": [0.1, 0.2, 0.3]}, Seed(0))
+    summary = encode(summarise({"psnr": [math.inf, 3.0, math.nan], "mse": [0.1, 0.2, 0.3]}, Seed(0), Quality))
     assert summary["psnr"] == {"unavailable": "2 of 3 values are not finite"}
     json.dumps(summary, allow_nan=False)
 
@@ -138,4 +141,4 @@ def test_values_that_are_not_finite_are_told_and_never_written() -> None:
 )
 def test_summary_refuses_what_it_cannot_sum_up(values: dict[str, Any], message: str) -> None:
     with pytest.raises(UsageError, match=message):
-        summarise(values, Seed(0))
+        summarise(values, Seed(0), Quality)

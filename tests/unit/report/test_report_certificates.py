@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from gradveil.report import write_report
-from gradveil.study.load import load_results
+from gradveil.study.load import load_run
 from gradveil.verdict.words import costs
 from tests.unit.report.example_results import DEFENSES, make_results
 
@@ -31,7 +31,7 @@ def change(folder: Path, edit: Callable[[dict[str, Any]], None]) -> Path:
 
 def test_bound_matching_attack_and_best_attack_stand_side_by_side(tmp_path: Path) -> None:
     folder = make_results(tmp_path)
-    noisy = next(cell for cell in load_results(folder).cells if "clipping" in cell.defense.spelling)
+    noisy = next(cell for cell in load_run(folder).cells if "clipping" in cell.defense.spelling)
     text = text_of(write_report(folder))
     found = noisy.selected.identified
     assert re.search(rf"at most 27 % 3 of 16 · 19 % \(7–43 %\) {found.count} of {found.n}", text)
@@ -55,7 +55,7 @@ def test_a_bound_of_all_records_is_said_to_prove_nothing(tmp_path: Path) -> None
 
 def test_a_folder_that_does_not_know_of_certificates_is_read(tmp_path: Path) -> None:
     folder = change(make_results(tmp_path), lambda cell: cell.pop("certificate"))
-    assert all(cell.certificate is None for cell in load_results(folder).cells)
+    assert all(cell.certificate is None for cell in load_run(folder).cells)
     text = text_of(write_report(folder))
     assert "no certificate" not in text and "What no attacker can exceed" not in text
 
@@ -65,13 +65,13 @@ def test_odd_values_do_not_reach_the_page(tmp_path: Path) -> None:
         cell["certificate"] |= {"identified": "high", "psnr": {"20": None, "25": "x"}, "matching": [1], "assumptions": 7}
 
     folder = change(make_results(tmp_path), edit)
-    found = load_results(folder).cells[0].certificate
+    found = load_run(folder).cells[0].certificate
     assert found is not None and (found.identified, found.psnr, found.matching, found.assumptions) == (None, {}, None, ())
     assert "nan" not in text_of(write_report(folder)).lower().split()
 
 
 def test_the_first_screen_says_what_is_certified(tmp_path: Path) -> None:
-    cell = next(cell for cell in load_results(make_results(tmp_path)).cells if "clipping" in cell.defense.spelling)
+    cell = next(cell for cell in load_run(make_results(tmp_path)).cells if "clipping" in cell.defense.spelling)
     assert dict(costs(cell, None))["Certificate"].startswith("at most 27 % of records")
 
 

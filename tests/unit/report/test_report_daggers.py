@@ -7,14 +7,14 @@ from pathlib import Path
 
 from gradveil.report import write_report
 from gradveil.report.daggers import setting_daggers
-from gradveil.study.load import load_results
+from gradveil.study.load import load_run
 from gradveil.verdict.status import settings_of
 from tests.unit.report.example_results import make_results
 
 
 def test_marks_follow_the_records(tmp_path: Path) -> None:
     make_results(tmp_path)
-    setting = settings_of(load_results(tmp_path).cells)[0]
+    setting = settings_of(load_run(tmp_path).cells)[0]
     found = setting_daggers(setting)
     base = setting.undefended
     assert base is not None and not any(found.marks[base.key].values())

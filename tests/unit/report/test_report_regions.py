@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from gradveil.report import write_report
-from gradveil.study.load import load_results
+from gradveil.study.load import load_run
 from tests.unit.report.example_results import make_results
 
 HEADING = "Nearly identified, and the part of the picture that matters"
@@ -29,9 +29,10 @@ def add_region(cell: dict[str, Any]) -> None:
 def test_the_page_tells_the_nearest_few_and_the_region(tmp_path: Path) -> None:
     make_results(tmp_path)
     change_cells(tmp_path, add_region)
-    first = load_results(tmp_path).cells[0]
-    assert first.region is not None and sorted(first.region.psnr) == ["data_mean", "plain", "selected"]
-    assert first.selected.nearest[5].count == min(16, first.selected.identified.count + 2)
+    first = load_run(tmp_path).cells[0]
+    assert first.region is not None and first.region.informed is None and first.region.data_mean is not None
+    assert first.selected.iip_5 is not None
+    assert first.selected.iip_5.count == min(16, first.selected.identified.count + 2)
     page = write_report(tmp_path).read_text(encoding="utf-8")
     assert HEADING in page and "17.2\u00a0dB (16.0–18.0)" in page and "44 % of the picture" in page.replace("\u00a0", " ")
 

@@ -11,7 +11,7 @@ import pytest
 
 from gradveil.report import write_report
 from gradveil.report.risk_views import exposed, risk_section, scatter, told_coefficient
-from gradveil.study.load import load_results
+from gradveil.study.load import load_run
 from gradveil.study.risks import Coefficient
 from tests.unit.report.example_results import HOSTILE, make_results
 from tests.unit.report.test_report_certificates import change, text_of
@@ -30,16 +30,16 @@ def without(cell: dict[str, Any]) -> None:
 
 def test_both_scores_the_correlation_and_the_meaning_are_there(tmp_path: Path) -> None:
     folder = make_results(tmp_path)
-    cell = load_results(folder).cells[0]
-    assert cell.risk is not None and cell.risk.defended is not None and cell.risk.spearman is not None
+    cell = load_run(folder).cells[0]
+    assert cell.risk is not None and cell.risk.defended is not None and cell.risk.correlation.spearman is not None
     text = text_of(write_report(folder))
     assert "a low one does not acquit" in text
-    assert f"Spearman {told_coefficient(cell.risk.spearman)}" in text and "n = 16" in text
+    assert f"Spearman {told_coefficient(cell.risk.correlation.spearman)}" in text and "n = 16" in text
     assert f"{cell.risk.defended.mean:.3f}" in text and "leading" in text and "20 s" in text
 
 
 def test_the_extremes_are_those_of_the_undefended_update(tmp_path: Path) -> None:
-    cells = load_results(make_results(tmp_path)).cells
+    cells = load_run(make_results(tmp_path)).cells
     bare, noisy = cells[0], cells[3]
     assert bare.risk is not None and noisy.risk is not None
     (_, most), (_, least) = exposed(bare, noisy, show_pictures=True)
@@ -81,7 +81,7 @@ def test_a_correlation_that_does_not_exist_is_not_a_number_on_the_page(tmp_path:
 def test_folders_without_scores_are_read(tmp_path: Path) -> None:
     folder = change(make_results(tmp_path), without)
     assert 'id="risk"' not in write_report(folder).read_text(encoding="utf-8")
-    assert risk_section(load_results(folder).cells, None, None, True) is None
+    assert risk_section(load_run(folder).cells, None, None, True) is None
 
 
 def test_a_reason_stands_where_there_are_no_scores(tmp_path: Path) -> None:
@@ -104,7 +104,7 @@ def test_odd_values_do_not_reach_the_page(tmp_path: Path) -> None:
         cell["risk"]["undefended"] = []
 
     folder = change(make_results(tmp_path), edit)
-    risk = load_results(folder).cells[0].risk
+    risk = load_run(folder).cells[0].risk
     assert risk is not None and len(risk.records) == 15 and risk.undefended is None
     text = text_of(write_report(folder))
     assert "nan" not in text.lower().split() and "None" not in text
@@ -116,7 +116,7 @@ def test_a_scatter_holds_every_record_even_where_all_scores_or_errors_are_equal(
             record |= {"invre": 0.5, "error": 0.0}
 
     for folder in (make_results(tmp_path / "a"), change(make_results(tmp_path / "b"), edit)):
-        drawn = scatter(load_results(folder).cells[0], "x")
+        drawn = scatter(load_run(folder).cells[0], "x")
         assert drawn is not None and str(drawn).count("<circle") == 16
     cell = json.loads(next((tmp_path / "a" / "cells").glob("*[0-9a-f].json")).read_text())
     assert cell["risk"]["records"]

@@ -10,7 +10,7 @@ import pytest
 from gradveil.cli import main
 from gradveil.errors import UsageError
 from gradveil.report import write_report
-from gradveil.report.training import is_training, load_training
+from gradveil.study.load import is_training, load_training
 from tests.unit.report.example_results import HOSTILE, make_results
 from tests.unit.report.example_trainings import ROUND, guarantee, make_training
 

@@ -13,8 +13,8 @@ import pytest
 
 from gradveil.report import write_report
 from gradveil.report.utility_charts import curve_panels, decision_chart
-from gradveil.study.load import load_results
-from gradveil.study.results import Estimate
+from gradveil.study.load import load_run
+from gradveil.study.measures import Estimate
 from gradveil.verdict.numbers import accuracy, points, ratio
 from tests.unit.report.example_results import DEFENSES, FAIL, HOSTILE, make_results
 from tests.unit.report.example_trainings import training_key
@@ -49,7 +49,7 @@ def test_without_utility_the_page_says_nothing_of_it(tmp_path: Path) -> None:
 def test_the_table_has_what_a_decision_needs(tmp_path: Path) -> None:
     found = rows(page(tmp_path))
     assert [row[1].split(" rung")[0] for row in found] == [example.spelling for example in DEFENSES]
-    results = load_results(tmp_path)
+    results = load_run(tmp_path)
     utility = results.cells[5].utility
     assert utility is not None and utility.difference is not None and utility.pmm is not None
     row = found[5]  # top_k(keep=0.1)
@@ -94,7 +94,7 @@ def test_one_seed_has_no_interval_and_says_so(tmp_path: Path) -> None:
 
 
 def test_marks_tell_plain_from_informed_by_shape(tmp_path: Path) -> None:
-    cells = load_results(make_results(tmp_path, seeds=3)).cells
+    cells = load_run(make_results(tmp_path, seeds=3)).cells
     for narrow in (False, True):
         root = ElementTree.fromstring(decision_chart(cells, narrow=narrow))
         classes = [each.get("class") for each in root.iter() if each.tag.endswith("circle")]
@@ -106,7 +106,7 @@ def test_marks_tell_plain_from_informed_by_shape(tmp_path: Path) -> None:
 
 
 def test_a_whisker_that_leaves_the_plot_has_no_cap(tmp_path: Path) -> None:
-    cells = load_results(make_results(tmp_path, seeds=3)).cells
+    cells = load_run(make_results(tmp_path, seeds=3)).cells
     cell = cells[0]
     assert cell.utility is not None
     wide = replace(cell, utility=replace(cell.utility, accuracy=Estimate(value=0.83, low=-0.5, high=1.5, n=2)))
@@ -118,7 +118,7 @@ def test_a_whisker_that_leaves_the_plot_has_no_cap(tmp_path: Path) -> None:
 
 
 def test_there_is_a_panel_per_defense_with_a_line_per_rung(tmp_path: Path) -> None:
-    cells = load_results(make_results(tmp_path, seeds=3)).cells
+    cells = load_run(make_results(tmp_path, seeds=3)).cells
     panels = curve_panels(cells)
     assert [panel.name for panel in panels] == ["gaussian_noise", "top_k", "clipping + gaussian_noise"]
     for panel, numbers in zip(panels, (["2", "3", "4"], ["5", "6", "7"], ["8"]), strict=True):
@@ -130,7 +130,7 @@ def test_there_is_a_panel_per_defense_with_a_line_per_rung(tmp_path: Path) -> No
 
 
 def test_undefended_alone_has_a_curve_too(tmp_path: Path) -> None:
-    assert [panel.name for panel in curve_panels(load_results(make_results(tmp_path, defenses=DEFENSES[:1], seeds=2)).cells)] == [
+    assert [panel.name for panel in curve_panels(load_run(make_results(tmp_path, defenses=DEFENSES[:1], seeds=2)).cells)] == [
         "none"
     ]
 
@@ -141,7 +141,7 @@ def test_a_damaged_training_costs_its_curve_only(text: str, tmp_path: Path) -> N
     key = training_key(DEFENSES[1], 0)
     (tmp_path / "utility" / f"{key}.json").write_text(text)
     (tmp_path / "utility" / f"{key}.timing.json").unlink()
-    results = load_results(tmp_path)
+    results = load_run(tmp_path)
     utility = results.cells[1].utility
     assert utility is not None and utility.accuracy.value == pytest.approx(0.82, abs=0.05)
     assert utility.time_ratio is None
@@ -154,7 +154,7 @@ def test_time_falls_back_to_what_clients_took(tmp_path: Path) -> None:
     path = tmp_path / "utility" / f"{training_key(DEFENSES[1], 0)}.timing.json"
     timing = json.loads(path.read_text())
     path.write_text(json.dumps({**timing, "latency": None, "client_seconds": [0.6, 0.6, 60.0]}))
-    utility = load_results(tmp_path).cells[1].utility
+    utility = load_run(tmp_path).cells[1].utility
     assert utility is not None and utility.time_ratio == pytest.approx(1.5)
 
 
@@ -166,7 +166,7 @@ def test_a_key_cannot_leave_the_folder(tmp_path: Path) -> None:
     (tmp_path / "in" / "utility" / f"{training_key(DEFENSES[1], 0)}.json").rename(tmp_path / "out.json")
     cell["utility"]["trainings"] = ["../../out"]
     path.write_text(json.dumps(cell))
-    utility = load_results(tmp_path / "in").cells[1].utility
+    utility = load_run(tmp_path / "in").cells[1].utility
     assert utility is not None and utility.curves == ()
 
 

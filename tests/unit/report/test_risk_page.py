@@ -11,35 +11,33 @@ import pytest
 from gradveil.cli import main
 from gradveil.errors import UsageError
 from gradveil.report.risk_page import write_risk_page
+from gradveil.study.codec import decode, encode
+from gradveil.study.risks import Assessment, RecordRisk, RiskData, RiskResult, RiskScore
 from tests.unit.report.example_results import HOSTILE, pictures
 from tests.unit.report.test_report_certificates import text_of
 
 BASE = ["risk", "--records", "3", "--model", "mlp(hidden=[8])", "--quiet"]
 
 
-def result(rows: int = 12, name: str = "mlp") -> dict[str, object]:
-    def one(defense: str, shift: float) -> dict[str, object]:
-        scores = [0.3 + 0.01 * row - shift for row in range(rows)]
-        records = [
-            {
-                "row": row,
-                "label": None if row == 0 else 1,
-                "invre": value,
-                "low": value - 0.01,
-                "high": value + 0.01,
-                "mode": "gram",
-            }
-            for row, value in enumerate(scores)
-        ]
-        bands = {"minimal": 0, "moderate": rows, "high": 0}
-        told = {"model": name, "defense": defense, "mean_invre": sum(scores) / rows, "bands": bands, "seconds": 3.0}
-        return {**told, "notes": [HOSTILE], "records": records}
+def result(rows: int = 12, name: str = "mlp") -> RiskResult:
+    def record(row: int, value: float) -> RecordRisk:
+        score = RiskScore(value, 0.9, 0.9, 0.0, 1.1, value - 0.01, value + 0.01, "moderate", 64, 0, 0.99, 5.0, "merge")
+        return RecordRisk(**vars(score), row=row, label=None if row == 0 else 1, mode="gram", seconds=0.25, notes=(HOSTILE,))
 
-    return {
-        "meaning": "a low one does not acquit",
-        "data": {"name": HOSTILE},
-        "assessments": [one("none", 0.0), one("pruning", 0.1)],
-    }
+    def one(defense: str, shift: float) -> Assessment:
+        records = tuple(record(row, 0.3 + 0.01 * row - shift) for row in range(rows))
+        return Assessment(model=name, defense=defense, records=records)
+
+    return RiskResult(
+        meaning="a low one does not acquit",
+        alpha=0.99,
+        data=RiskData(name=HOSTILE),
+        assessments=(one("none", 0.0), one("pruning", 0.1)),
+    )
+
+
+def test_what_is_written_is_read() -> None:
+    assert decode(RiskResult, json.loads(json.dumps(encode(result().ranked()), allow_nan=False))) == result().ranked()
 
 
 def test_the_extremes_stand_beside_their_undefended_scores(tmp_path: Path) -> None:

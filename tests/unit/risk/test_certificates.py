@@ -22,6 +22,7 @@ from gradveil.randomness import Seed
 from gradveil.records import Batch, ModelSpec
 from gradveil.risk.candidates import candidate_scores, flat, strict_hits, without_noise
 from gradveil.risk.certificates import Certificate, certificate_from, certificate_of
+from gradveil.study.codec import encode
 from gradveil.study.local_training import TrainingSettings
 
 NOISY = "clipping(bound=1) + gaussian_noise(std=1)"
@@ -44,7 +45,7 @@ def test_a_clipped_noisy_update_is_certified_per_client() -> None:
     assert found.chance == 1 / COUNT and found.psnr == {} and found.confidence == 1
     assert found.epsilon == privacy_of(build_defense("clipping(bound=0.5) + gaussian_noise(std=1)"), steps=3).epsilon
     said = "at most 14 % of records can be identified by anyone among 40 candidates (noise per client, ε = "
-    assert found.sentence().startswith(said)
+    assert found.sentence.startswith(said)
 
 
 def test_dp_sgd_is_certified_per_record_even_if_the_others_are_known() -> None:
@@ -94,9 +95,9 @@ def test_every_defense_gets_an_answer_that_can_be_saved(name: str) -> None:
     found = certificate_of(DEFENSES.build(name), candidates=images())
     assert (found.identified is None) == bool(found.reason)
     assert (found.identified is not None) == (name == "dp_sgd"), "only dp_sgd is certified alone"
-    assert found.identified is not None or found.sentence().startswith("no certificate: ")
-    saved = json.loads(json.dumps(found.as_dict(), allow_nan=False))
-    assert saved["sentence"] == found.sentence()
+    assert found.identified is not None or found.sentence.startswith("no certificate: ")
+    saved = json.loads(json.dumps(encode(found), allow_nan=False))
+    assert saved["sentence"] == found.sentence
 
 
 @pytest.mark.parametrize(
@@ -111,8 +112,8 @@ def test_every_defense_gets_an_answer_that_can_be_saved(name: str) -> None:
 def test_edges_have_defined_answers(settings: dict[str, Any], expected: float) -> None:
     found = certificate(**settings)
     assert found.identified == expected
-    json.dumps(found.as_dict(), allow_nan=False)
-    assert ("nothing is proved" in found.sentence()) == (expected == 1.0)
+    json.dumps(encode(found), allow_nan=False)
+    assert ("nothing is proved" in found.sentence) == (expected == 1.0)
 
 
 def test_no_noise_is_no_certificate() -> None:

@@ -42,7 +42,7 @@ def scored(spelling: str, form: str = "inverse", own: Learner | None = None) -> 
 )
 def test_noise_in_all_directions_is_even_noise(directed: str, even: str, form: str) -> None:
     for left, right in zip(scored(directed, form).records, scored(even, form).records, strict=True):
-        assert left.risk.score == pytest.approx(right.risk.score, rel=1e-6)
+        assert left.score == pytest.approx(right.score, rel=1e-6)
 
 
 @pytest.mark.parametrize(

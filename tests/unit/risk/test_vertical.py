@@ -71,7 +71,7 @@ def test_noise_on_the_embedding_lowers_the_score() -> None:
     pictures = public_images(SHAPE, 2, Seed(5))
     batch = Batch(pictures, torch.zeros(2, dtype=torch.int64))
     kinds = ("none", "embedding_noise(delta=1.0)", "embedding_noise(delta=100.0)")
-    means = [assess(party("cut3"), batch, build_defense(kind), alpha=ALPHA).mean for kind in kinds]
+    means = [assess(party("cut3"), batch, build_defense(kind), alpha=ALPHA).mean_invre for kind in kinds]
     assert means[0] > means[1] > means[2]
 
 

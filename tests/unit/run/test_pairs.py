@@ -7,6 +7,7 @@ import pytest
 from scipy import stats
 
 from gradveil.run.pairs import pair_up, t_interval
+from gradveil.study.measures import Estimate
 
 
 def test_the_interval_is_student_t() -> None:
@@ -28,18 +29,23 @@ def test_one_seed_has_no_interval() -> None:
     assert (t_interval([0.5]).low, t_interval([0.5]).high) == (None, None)
 
 
+def width(found: Estimate) -> float:
+    assert found.low is not None and found.high is not None
+    return found.high - found.low
+
+
 def test_pairs_remove_what_the_seed_decides() -> None:
     undefended = {0: 0.5, 1: 0.7, 2: 0.9}
     found = pair_up({seed: value - 0.1 for seed, value in undefended.items()}, undefended)
-    assert found["difference"]["value"] == pytest.approx(-0.1)
-    assert found["difference"]["high"] - found["difference"]["low"] < 1e-9
-    assert found["accuracy"]["high"] - found["accuracy"]["low"] > 0.5
-    assert found["pmm"]["value"] == pytest.approx((0.8 + 6 / 7 + 8 / 9) / 3)
+    assert found["difference"].value == pytest.approx(-0.1)
+    assert width(found["difference"]) < 1e-9
+    assert width(found["accuracy"]) > 0.5
+    assert found["pmm"].value == pytest.approx((0.8 + 6 / 7 + 8 / 9) / 3)
 
 
 def test_only_seeds_on_both_sides_count() -> None:
     found = pair_up({0: 0.4, 1: 0.5}, {1: 0.6, 2: 0.9})
-    assert (found["difference"]["value"], found["difference"]["n"]) == (pytest.approx(-0.1), 1)
+    assert found["difference"].value == pytest.approx(-0.1) and found["difference"].n == 1
     with pytest.raises(ValueError, match="no seed"):
         pair_up({0: 0.4}, {1: 0.6})
 

@@ -79,8 +79,8 @@ def out(tmp_path_factory: pytest.TempPathFactory, told: list[Progress]) -> Path:
     """A finished run of two cells."""
     folder = tmp_path_factory.mktemp("run") / "results"
     result = run_audit(PLAN, folder, command="gradveil audit", workers=1, on_progress=told.append)
-    assert [cell["cell"]["defense"] for cell in result.cells] == list(PLAN.defense)
-    assert (result.out, result.missing) == (folder, [])
+    assert [cell.defense.spelling for cell in result.cells] == list(PLAN.defense)
+    assert (result.out, result.missing) == (folder, ())
     return folder
 
 

@@ -15,8 +15,9 @@ from gradveil.run.grid import cells_of, defenses_of
 from gradveil.run.pool import run_audit
 from gradveil.run.trainings import all_trainings, trainings_of
 from gradveil.storage.run_folder import Store
+from gradveil.study.codec import encode
 from gradveil.study.federation import UtilitySettings
-from gradveil.study.load import load_results
+from gradveil.study.load import load_run
 from gradveil.study.plan import Plan
 from gradveil.verdict.recommend import Requirements, recommend
 
@@ -43,8 +44,8 @@ def done(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def utility_of(out: Path) -> dict[str, dict[str, Any]]:
     store = Store(out)
-    found = [store.read_cell(key) for key in load_results(out).run.keys]
-    return {cell["cell"]["defense"]: cell["utility"] for cell in found if cell is not None}
+    found = [store.read_cell(key) for key in load_run(out).keys]
+    return {cell.defense.spelling: encode(cell.utility) for cell in found if cell is not None}
 
 
 def test_every_row_has_accuracy_bytes_and_time_paired_by_seed(done: Path) -> None:
@@ -58,7 +59,7 @@ def test_every_row_has_accuracy_bytes_and_time_paired_by_seed(done: Path) -> Non
         assert utility["bytes"]["up"] == utility["bytes"]["down"] == 4 * 1438 * 64 * 4, defense
     assert found["embedding_noise(delta=4.0)"]["difference"]["value"] < -0.02, "noise this strong costs accuracy"
     assert plain["settings"]["cut"] == "cut1" and "clients" not in plain["settings"]
-    cells = {cell.defense.spelling: cell for cell in load_results(done).cells}
+    cells = {cell.defense.spelling: cell for cell in load_run(done).cells}
     assert all(cell.utility is not None and cell.utility.time_ratio for cell in cells.values())
 
 
@@ -69,7 +70,7 @@ def test_the_report_shows_the_decision_table_of_parties(done: Path) -> None:
 
 
 def test_recommend_answers_for_vertical_rows(done: Path) -> None:
-    results = load_results(done)
+    results = load_run(done)
     found = recommend(results, Requirements(max_accuracy_drop=100))
     assert found.chosen is not None and found.chosen.spelling == "embedding_noise(delta=4.0)"
     assert recommend(results, Requirements(max_accuracy_drop=100, cut="cut1")).as_dict() == found.as_dict()

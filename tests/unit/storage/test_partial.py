@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import pytest
@@ -14,6 +13,7 @@ from gradveil.audit.cell import run_cell
 from gradveil.records import Reconstruction
 from gradveil.storage.partial import PartialWork
 from gradveil.storage.run_folder import Store
+from gradveil.study.codec import encode
 from tests.unit.audit.small import CELL, digits
 
 SMALL = CELL.replace(ensemble="quick", records=2, steps=3, defense="gaussian_noise(std=0.01)", risk="off")
@@ -84,7 +84,6 @@ def test_a_damaged_file_is_no_find(tmp_path: Path, content: bytes) -> None:
 def test_a_cell_killed_between_attackers_ends_with_the_same_numbers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     told: list[tuple[int, int]] = []
     whole = run_cell(SMALL, digits(), key=KEY, report=lambda *each: told.append(each))
-    undisturbed, undisturbed_timing = whole.record, whole.timing
     store = Store(tmp_path)
     launched: list[str] = []
     genuine = base.launch
@@ -103,8 +102,8 @@ def test_a_cell_killed_between_attackers_ends_with_the_same_numbers(tmp_path: Pa
     again = run_cell(SMALL, digits(), key=KEY, work=store.partial_folder(KEY), report=lambda *each: steps.append(each))
     assert len(set(launched)) < len(launched), "the attacker that was cut ran again"
     assert launched.count(launched[0]) == launched.count(launched[1]) == 1, "those that had ended did not"
-    assert json.dumps(again.record, sort_keys=True) == json.dumps(undisturbed, sort_keys=True)
+    assert encode(again.result) == encode(whole.result)
     assert steps[-1][1] < told[-1][1], "what was read is no work of this run"
-    assert again.timing["attack_steps"] == undisturbed_timing["attack_steps"], "but of the cell"
-    store.write_cell(KEY, again.record, again.timing, {})
+    assert again.result.timing.attack_steps == whole.result.timing.attack_steps, "but of the cell"
+    store.write_cell(again.result, {})
     assert not store.partial_folder(KEY).exists()

@@ -9,6 +9,7 @@ import os
 import subprocess
 import sys
 import zipfile
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,33 +19,46 @@ import pytest
 from gradveil.errors import GradveilError, UsageError
 from gradveil.storage.run_folder import Store, npz_bytes
 from gradveil.study.cell import CELL_FORMAT
-from gradveil.study.load import load_results
+from gradveil.study.codec import encode
+from gradveil.study.load import load_run
+from gradveil.study.measures import Estimate, Share, Summary
+from gradveil.study.results import CellResult, Defense, Run, Timing, Utility
 
 KEY = "0123456789abcdef"
-RECORD: dict[str, Any] = {"format": CELL_FORMAT, "selected": {"n": 1}}
+ALL = Share(value=1.0, low=0.2, high=1.0, count=1, n=1)
+CELL = CellResult(
+    key=KEY,
+    settings={"defense": "none"},
+    defense=Defense(spelling="none"),
+    n=1,
+    selected=Summary(n=1, identified=ALL),
+    timing=Timing(key=KEY, seconds=1.5),
+)
+RECORD: dict[str, Any] = encode(CELL)
+RUN = Run(keys=(KEY,))
 PICTURES = {"original": np.zeros((2, 3, 4, 4), np.float32), "ids": np.array(["a", "bc"])}
 
 
 def test_what_is_written_is_read(tmp_path: Path) -> None:
     store = Store(tmp_path / "new" / "folder")
     assert store.read_cell(KEY) is None
-    store.write_cell(KEY, RECORD, {"seconds": 1.5}, PICTURES)
-    assert store.read_cell(KEY) == {**RECORD, "key": KEY}
-    assert json.loads((store.out / "cells" / f"{KEY}.timing.json").read_text()) == {"seconds": 1.5}
+    store.write_cell(CELL, PICTURES)
+    assert store.read_cell(KEY) == replace(CELL, timing=Timing())
+    assert json.loads((store.out / "cells" / f"{KEY}.timing.json").read_text())["seconds"] == 1.5
     with np.load(store.out / "cells" / f"{KEY}.npz", allow_pickle=False) as arrays:
         assert arrays["ids"].tolist() == ["a", "bc"]
         assert arrays["original"].shape == (2, 3, 4, 4)
-    store.write_run({"format": "gradveil-run-1", "cells": [KEY]})
+    store.write_run(RUN)
     assert not [path for path in store.out.rglob("*") if path.name.startswith(".")]
     assert store.notes == []
 
 
 def test_numbers_that_are_not_finite_become_null(tmp_path: Path) -> None:
     store = Store(tmp_path)
-    store.write_cell(KEY, {**RECORD, "a": [float("nan"), np.float32(0.5), np.int64(3)], "b": float("inf")}, {}, {})
+    odd = {"a": [float("nan"), np.float32(0.5), np.int64(3)], "b": float("inf")}
+    store.write_cell(replace(CELL, settings=odd), {})
     found = store.read_cell(KEY)
-    assert found is not None
-    assert (found["a"], found["b"]) == ([None, 0.5, 3], None)
+    assert found is not None and found.settings == {"a": [None, 0.5, 3], "b": None}
 
 
 def test_the_same_pictures_give_the_same_bytes() -> None:
@@ -84,20 +98,20 @@ def test_a_damaged_cell_is_put_aside_and_measured_again(content: bytes, tmp_path
         assert len(list(path.parent.glob("*.corrupt*"))) == attempt + 1
     assert next(path.parent.glob("*.corrupt")).read_bytes() == content
     assert all("measured again" in text for text in (store.notes[0], caplog.messages[0]))
-    store.write_cell(KEY, RECORD, {}, {})
+    store.write_cell(CELL, {})
     assert store.read_cell(KEY) is not None
 
 
 def test_a_cell_without_its_json_is_not_done(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     store, written = Store(tmp_path), []
     monkeypatch.setattr(Store, "_write", lambda self, path, content: written.append(path.name))
-    store.write_cell(KEY, RECORD, {}, PICTURES)
+    store.write_cell(CELL, PICTURES)
     assert written == [f"{KEY}.npz", f"{KEY}.timing.json", f"{KEY}.json"]
 
 
 def test_a_full_disk_leaves_the_old_file_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     store = Store(tmp_path)
-    store.write_cell(KEY, RECORD, {}, {})
+    store.write_cell(CELL, {})
     before = (tmp_path / "cells" / f"{KEY}.json").read_bytes()
 
     def full(handle: int) -> None:
@@ -105,7 +119,7 @@ def test_a_full_disk_leaves_the_old_file_whole(tmp_path: Path, monkeypatch: pyte
 
     monkeypatch.setattr(os, "fsync", full)
     with pytest.raises(UsageError, match="No space left on device"):
-        store.write_cell(KEY, {**RECORD, "more": 1}, {}, {})
+        store.write_cell(replace(CELL, n=2), {})
     assert (tmp_path / "cells" / f"{KEY}.json").read_bytes() == before
     assert sorted(path.name for path in (tmp_path / "cells").iterdir()) == [f"{KEY}.json", f"{KEY}.timing.json"]
 
@@ -130,7 +144,7 @@ def test_a_folder_that_cannot_be_written_gets_one_sentence(tmp_path: Path, monke
 def test_a_run_replaces_the_one_before(before: str, tmp_path: Path) -> None:
     store, run = Store(tmp_path), tmp_path / "run.json"
     run.write_text(before)
-    store.write_run({"format": "gradveil-run-1", "cells": [KEY]})
+    store.write_run(RUN)
     assert json.loads(run.read_text())["cells"] == [KEY]
 
 
@@ -138,7 +152,7 @@ def test_results_of_another_version_are_not_written_over(tmp_path: Path) -> None
     store, run = Store(tmp_path), tmp_path / "run.json"
     run.write_text('{"format": "gradveil-run-9"}')
     with pytest.raises(UsageError, match=r"another format \(gradveil-run-9\); choose another folder"):
-        store.write_run({"format": "gradveil-run-1", "cells": [KEY]})
+        store.write_run(RUN)
     assert run.read_text() == '{"format": "gradveil-run-9"}'
 
 
@@ -150,10 +164,10 @@ def test_only_keys_name_files(key: str, tmp_path: Path) -> None:
 
 def test_the_folder_of_another_run_is_no_obstacle(tmp_path: Path) -> None:
     store = Store(tmp_path)
-    store.write_cell("f" * 16, RECORD, {}, {})
-    store.write_run({"format": "gradveil-run-1", "cells": ["f" * 16]})
+    store.write_cell(replace(CELL, key="f" * 16), {})
+    store.write_run(Run(keys=("f" * 16,)))
     again = Store(tmp_path)
-    again.write_cell(KEY, RECORD, {}, {})
+    again.write_cell(CELL, {})
     assert again.read_cell("f" * 16) is not None
 
 
@@ -188,10 +202,22 @@ def test_two_runs_do_not_share_a_folder_and_a_killed_one_is_no_obstacle(tmp_path
 
 def test_the_report_reads_what_the_store_writes(tmp_path: Path) -> None:
     store = Store(tmp_path)
-    share = {"value": 1.0, "low": 0.2, "high": 1.0, "count": 1, "n": 1}
-    record = {**RECORD, "cell": {"defense": "none"}, "n": 1, "selected": {"identified": share}}
-    store.write_cell(KEY, record, {"seconds": 2}, PICTURES)
-    store.write_run({"format": "gradveil-run-1", "cells": [KEY, "f" * 16]})
-    results = load_results(tmp_path)
-    assert (len(results.cells), results.missing, results.notes) == (1, 1, ())
-    assert results.cells[0].timing.seconds == 2
+    store.write_cell(CELL, PICTURES)
+    store.write_run(Run(keys=(KEY, "f" * 16)))
+    run = load_run(tmp_path)
+    assert (len(run.cells), run.missing, run.notes) == (1, ("f" * 16,), ())
+    assert run.cells[0].timing == CELL.timing and run.cell(defense="none").identified.count == 1
+
+
+def test_utility_is_written_into_a_cell_and_changes_nothing_else(tmp_path: Path) -> None:
+    store, path = Store(tmp_path), tmp_path / "cells" / f"{KEY}.json"
+    utility = Utility(settings={"rounds": 2}, seeds=(0,), accuracy=Estimate(value=0.5, n=1, per_seed=(0.5,)))
+    store.give_utility(KEY, utility)
+    assert not path.exists(), "the cell is not done"
+    store.write_cell(CELL, {})
+    before = json.loads(path.read_text())
+    store.give_utility(KEY, utility)
+    written = path.stat().st_mtime_ns
+    assert json.loads(path.read_text()) == {**before, "utility": encode(utility)}
+    store.give_utility(KEY, utility)
+    assert path.stat().st_mtime_ns == written, "it has it already"

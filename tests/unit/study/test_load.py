@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from gradveil.errors import UsageError
-from gradveil.study.load import load_results
+from gradveil.study.load import load_run
 from tests.unit.report.example_results import DEFENSES, make_results
 
 
@@ -23,28 +23,28 @@ def first_cell(folder: Path) -> Path:
 
 
 def test_a_whole_folder_is_read_in_plan_order(tmp_path: Path) -> None:
-    results = load_results(make_results(tmp_path))
+    results = load_run(make_results(tmp_path))
     assert [cell.defense.spelling for cell in results.cells] == [example.spelling for example in DEFENSES]
-    assert results.notes == () and results.missing == 0
+    assert results.notes == () and results.missing == ()
     assert results.cells[0].informed is None
     assert results.cells[1].timing.ratio == pytest.approx(3.0 / 2.9)
 
 
 def test_a_missing_folder_is_one_clear_sentence(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=r"there is no results folder .*nowhere"):
-        load_results(tmp_path / "nowhere")
+        load_run(tmp_path / "nowhere")
 
 
 def test_a_folder_without_run_json_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=r"no run\.json"):
-        load_results(tmp_path)
+        load_run(tmp_path)
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", '{"format": "gradveil-run-1"', "\x00\xff"])
 def test_a_damaged_run_json_is_refused(tmp_path: Path, text: str) -> None:
     (tmp_path / "run.json").write_text(text)
     with pytest.raises(UsageError, match="damaged"):
-        load_results(tmp_path)
+        load_run(tmp_path)
 
 
 @pytest.mark.parametrize("found", ["gradveil-run-2", None, 1])
@@ -52,20 +52,20 @@ def test_an_unknown_run_format_is_refused(tmp_path: Path, found: object) -> None
     make_results(tmp_path)
     change(tmp_path / "run.json", format=found)
     with pytest.raises(UsageError, match="reads 'gradveil-run-1'"):
-        load_results(tmp_path)
+        load_run(tmp_path)
 
 
 def test_an_unknown_cell_format_is_refused(tmp_path: Path) -> None:
     make_results(tmp_path)
     change(first_cell(tmp_path), format="gradveil-cell-9")
     with pytest.raises(UsageError, match="'gradveil-cell-9' and this gradveil reads 'gradveil-cell-1'"):
-        load_results(tmp_path)
+        load_run(tmp_path)
 
 
 def test_a_run_without_a_finished_cell_is_refused(tmp_path: Path) -> None:
     make_results(tmp_path, missing=len(DEFENSES))
     with pytest.raises(UsageError, match=r"no cell .* is finished"):
-        load_results(tmp_path)
+        load_run(tmp_path)
 
 
 @pytest.mark.parametrize("text", ['{"format": "gradveil-cell-1", "key', "[]", '{"format": "gradveil-cell-1"}', ""])
@@ -73,15 +73,15 @@ def test_a_half_written_cell_counts_as_not_done(tmp_path: Path, text: str) -> No
     make_results(tmp_path)
     path = first_cell(tmp_path)
     path.write_text(text)
-    results = load_results(tmp_path)
-    assert results.missing == 1
+    results = load_run(tmp_path)
+    assert len(results.missing) == 1
     assert path.name in results.notes[0] and "counts as not done" in results.notes[0]
 
 
 def test_strange_files_are_noted_without_their_names(tmp_path: Path) -> None:
     make_results(tmp_path)
     (tmp_path / "cells" / "patient-4711.json.tmp").write_text("x")
-    (note,) = load_results(tmp_path).notes
+    (note,) = load_run(tmp_path).notes
     assert "1 file" in note and "4711" not in note
 
 
@@ -89,7 +89,7 @@ def test_a_key_cannot_leave_the_folder(tmp_path: Path) -> None:
     make_results(tmp_path / "in")
     run = tmp_path / "in" / "run.json"
     change(run, cells=["../../etc/passwd", *json.loads(run.read_text())["cells"]])
-    results = load_results(tmp_path / "in")
+    results = load_run(tmp_path / "in")
     assert len(results.cells) == len(DEFENSES)
     assert "no key" in results.notes[0]
 
@@ -103,27 +103,27 @@ def test_numbers_that_are_not_finite_read_as_missing(tmp_path: Path) -> None:
     raw["records"][0]["psnr"] = float("nan")
     raw["bar"]["psnr"]["value"] = 10**400
     path.write_text(json.dumps(raw))
-    cell = load_results(tmp_path).cells[0]
+    cell = load_run(tmp_path).cells[0]
     assert cell.selected.psnr is not None and cell.selected.psnr.low is None
-    assert cell.regret_worst is None and cell.records[0].psnr is None and cell.bar_psnr is None
+    assert cell.regret.worst is None and cell.records[0].psnr is None and cell.bar.psnr is None
 
 
 def test_an_unknown_level_of_a_check_is_a_warning(tmp_path: Path) -> None:
     make_results(tmp_path)
     change(first_cell(tmp_path), checks=[{"name": "n", "level": "panic", "sentence": "s", "remedy": ""}])
-    assert len(load_results(tmp_path).cells[0].warnings) == 1
+    assert len(load_run(tmp_path).cells[0].warnings) == 1
 
 
 def test_a_missing_or_damaged_timing_file_costs_only_the_times(tmp_path: Path) -> None:
     make_results(tmp_path)
     first_cell(tmp_path).with_suffix(".timing.json").write_text("{")
-    assert load_results(tmp_path).cells[0].timing.ratio is None
+    assert load_run(tmp_path).cells[0].timing.ratio is None
 
 
 def test_builtin_data_must_be_said_to_count(tmp_path: Path) -> None:
     make_results(tmp_path)
     change(tmp_path / "run.json", builtin_data="yes")
-    assert not load_results(tmp_path).run.builtin_data
+    assert not load_run(tmp_path).builtin_data
 
 
 @pytest.mark.parametrize(
@@ -141,11 +141,11 @@ def test_builtin_data_must_be_said_to_count(tmp_path: Path) -> None:
 def test_a_shared_report_of_user_data_shows_no_folders(tmp_path: Path, written: str, shared: str) -> None:
     make_results(tmp_path, builtin=False)
     change(tmp_path / "run.json", command=written)
-    assert load_results(tmp_path, share=True).run.command == shared
-    assert load_results(tmp_path, share=False).run.command == written
+    assert load_run(tmp_path, share=True).command == shared
+    assert load_run(tmp_path, share=False).command == written
 
 
 def test_a_shared_report_of_user_data_has_no_labels(tmp_path: Path) -> None:
     make_results(tmp_path, builtin=False)
-    assert {record.label for record in load_results(tmp_path, share=True).cells[0].records} == {""}
-    assert len({record.label for record in load_results(tmp_path).cells[0].records}) == 10
+    assert {record.label for record in load_run(tmp_path, share=True).cells[0].records} == {None}
+    assert len({record.label for record in load_run(tmp_path).cells[0].records}) == 10

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -9,19 +10,23 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gradveil.errors import LeakAboveLimit, Unreliable, UsageError
-from gradveil.metrics import wilson
+from gradveil.metrics import share_of, wilson
 from gradveil.study.limits import Limit, parse_limit
+from gradveil.study.measures import Spread, Summary
+from gradveil.study.results import Attacker, CellResult, Check, Defense
+from gradveil.study.risks import CellRisk, RiskRecord
 from gradveil.verdict.limits import compare, enforce
 
 
-def cell(defense: str, count: int = 0, n: int = 100, fail: bool = False, **more: Any) -> dict[str, Any]:
-    low, high = wilson(count, n)
-    identified = {"value": count / n, "low": low, "high": high, "count": count, "n": n}
-    checks = [{"name": "x", "level": "fail" if fail else "ok", "sentence": "No loss fell."}]
-    return {"cell": {"defense": defense}, "selected": {"identified": identified, **more}, "checks": checks}
+def cell(defense: str, count: int = 0, n: int = 100, fail: bool = False, **more: Any) -> CellResult:
+    return CellResult(
+        defense=Defense(spelling=defense),
+        selected=Summary(identified=share_of(count, n), **more),
+        checks=(Check(name="x", level="fail" if fail else "ok", sentence="No loss fell."),),
+    )
 
 
-def outcome(text: str, *cells: dict[str, Any]) -> tuple[list[str], int]:
+def outcome(text: str, *cells: CellResult) -> tuple[list[str], int]:
     found = compare([parse_limit(text)], list(cells))
     try:
         enforce(found)
@@ -32,9 +37,9 @@ def outcome(text: str, *cells: dict[str, Any]) -> tuple[list[str], int]:
     return [], 0
 
 
-def scored(defense: str, *highs: float, fail: bool = False, reason: str = "") -> dict[str, Any]:
-    records = [{"pseudonym": f"r-{i}", "invre": high - 0.01, "high": high} for i, high in enumerate(highs)]
-    return {**cell(defense, fail=fail), "risk": {"records": records} if highs else {"reason": reason}}
+def scored(defense: str, *highs: float, fail: bool = False, reason: str = "") -> CellResult:
+    records = [RiskRecord(pseudonym=f"r-{i}", invre=high - 0.01, low=0.0, high=high) for i, high in enumerate(highs)]
+    return replace(cell(defense, fail=fail), risk=CellRisk(records=tuple(records), reason=reason))
 
 
 def test_risk_is_gated_by_the_most_its_worst_record_may_score() -> None:
@@ -48,20 +53,20 @@ def test_risk_is_gated_by_the_most_its_worst_record_may_score() -> None:
 
 
 def test_an_attacker_who_alone_is_clearly_ahead_counts() -> None:
-    def alone(count: int) -> list[dict[str, Any]]:
-        return [{"recipe": "some", "stance": "plain", "summary": cell("x", count)["selected"]}]
+    def alone(count: int) -> CellResult:
+        return replace(quiet, attackers=(Attacker(recipe="some", stance="plain", summary=cell("x", count).selected),))
 
     quiet = cell("pruning", 1)
     assert outcome("identified>0.1", quiet) == ([], 0)
-    assert outcome("identified>0.1", {**quiet, "attackers": alone(60)}) == (["pruning"], 1)
+    assert outcome("identified>0.1", alone(60)) == (["pruning"], 1)
     # A little more than the choice happens by chance among a dozen attackers.
-    assert outcome("identified>0.1", {**quiet, "attackers": alone(6)}) == ([], 0)
-    found = compare([parse_limit("identified>0.1")], [{**quiet, "attackers": alone(60)}])
+    assert outcome("identified>0.1", alone(6)) == ([], 0)
+    found = compare([parse_limit("identified>0.1")], [alone(60)])
     assert "60 of 100 records identified" in found.violations[0].sentence
 
 
 def test_without_scores_a_limit_on_risk_cannot_be_judged() -> None:
-    for without in (scored("pruning", reason="BatchNorm"), {**cell("pruning"), "risk": None}):
+    for without in (scored("pruning", reason="BatchNorm"), cell("pruning")):
         assert outcome("invre>0.45", without) == ([], 3)
     assert "BatchNorm" in compare([parse_limit("invre>0.45")], [scored("pruning", reason="BatchNorm")]).doubts[0]
 
@@ -141,20 +146,16 @@ def test_the_baseline_is_for_comparison_unless_it_is_alone() -> None:
 
 def test_a_limit_for_one_defense_fits_it_alone_or_in_a_chain() -> None:
     cells = [cell("gaussian_noise(std=0.1)", 50), cell("clipping(bound=1.0) + gaussian_noise(std=0.1)", 50), cell("pruning", 50)]
-    assert outcome("identified[gaussian_noise]>0.05", *cells)[0] == [_spelling(c) for c in cells[:2]]
-    assert outcome("identified[gaussian_noise(std=0.1)]>0.05", *cells)[0] == [_spelling(cells[0])]
+    assert outcome("identified[gaussian_noise]>0.05", *cells)[0] == [c.defense.spelling for c in cells[:2]]
+    assert outcome("identified[gaussian_noise(std=0.1)]>0.05", *cells)[0] == [cells[0].defense.spelling]
     assert outcome("identified[top_k]>0.05", *cells) == ([], 3)
-
-
-def _spelling(found: dict[str, Any]) -> str:
-    return str(found["cell"]["defense"])
 
 
 def test_a_cell_that_cannot_be_trusted_ends_with_3_unless_another_leaks() -> None:
     assert outcome("identified>0.05", cell("pruning", 50, fail=True)) == ([], 3)
     assert outcome("identified>0.05", cell("pruning", 0, fail=True), cell("top_k", 50)) == (["top_k"], 1)
     assert outcome("psnr>20", cell("pruning")) == ([], 3)
-    assert outcome("psnr>20", cell("pruning", psnr={"median": 12.0, "low": 11.0, "high": None})) == ([], 3)
+    assert outcome("psnr>20", cell("pruning", psnr=Spread(median=12.0, low=11.0))) == ([], 3)
 
 
 def test_a_cell_that_is_not_done_cannot_pass() -> None:
@@ -165,8 +166,8 @@ def test_a_cell_that_is_not_done_cannot_pass() -> None:
 
 
 def test_other_metrics_use_the_bound_that_is_worse_for_the_owner() -> None:
-    spread = {"median": 12.0, "low": 11.0, "high": 21.0}
+    spread = Spread(median=12.0, low=11.0, high=21.0)
     assert outcome("psnr>20", cell("pruning", psnr=spread)) == (["pruning"], 1)
     assert outcome("psnr>22", cell("pruning", psnr=spread)) == ([], 0)
-    assert outcome("mse<0.01", cell("pruning", mse={"median": 0.02, "low": 0.005, "high": 0.03})) == (["pruning"], 1)
-    assert outcome("mse<0.001", cell("pruning", mse={"median": 0.02, "low": 0.005, "high": 0.03})) == ([], 0)
+    assert outcome("mse<0.01", cell("pruning", mse=Spread(median=0.02, low=0.005, high=0.03))) == (["pruning"], 1)
+    assert outcome("mse<0.001", cell("pruning", mse=Spread(median=0.02, low=0.005, high=0.03))) == ([], 0)

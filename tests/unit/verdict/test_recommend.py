@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from gradveil.errors import Unreliable, UsageError
-from gradveil.study.load import load_results
+from gradveil.study.load import load_run
 from gradveil.verdict.recommend import Recommendation, Requirements, recommend
 from tests.unit.report.example_results import DEFENSES, FAIL, Example, make_results
 
@@ -25,7 +25,7 @@ LADDER = (NONE, WEAK, MIDDLE, STRONG, SLOW)
 
 def ask(folder: Path, *defenses: Example, seeds: int = 3, grid: Any = ({},), missing: int = 0, **asked: Any) -> Recommendation:
     make_results(folder, defenses=defenses or LADDER, seeds=seeds, grid=grid, missing=missing)
-    return recommend(load_results(folder), Requirements(**asked))
+    return recommend(load_run(folder), Requirements(**asked))
 
 
 def change(folder: Path, index: int, alter: Callable[[dict[str, Any]], None]) -> None:
@@ -102,9 +102,9 @@ def test_the_interval_of_accuracy_is_a_note_or_with_strict_a_limit(tmp_path: Pat
         cell["utility"]["difference"] |= {"value": -0.005, "low": -0.03, "high": 0.02}
 
     change(tmp_path, 1, widen)
-    found = recommend(load_results(tmp_path), Requirements(max_accuracy_drop=1))
+    found = recommend(load_run(tmp_path), Requirements(max_accuracy_drop=1))
     assert found.chosen is not None and "reaches a drop of 3.0 points" in " ".join(found.notes)
-    refused = recommend(load_results(tmp_path), Requirements(max_accuracy_drop=1, strict=True))
+    refused = recommend(load_run(tmp_path), Requirements(max_accuracy_drop=1, strict=True))
     assert refused.chosen is None and "may lose 3.0 points of accuracy (limit 1)" in refused.sentence
 
 
@@ -128,7 +128,7 @@ def test_accuracy_nobody_measured_is_no_ground(tmp_path: Path) -> None:
         ask(tmp_path, seeds=0, max_accuracy_drop=1)
     make_results(tmp_path, defenses=LADDER, seeds=3)
     change(tmp_path, 3, lambda cell: cell.pop("utility"))
-    found = recommend(load_results(tmp_path), Requirements(max_accuracy_drop=100, max_time=1.5))
+    found = recommend(load_run(tmp_path), Requirements(max_accuracy_drop=100, max_time=1.5))
     assert found.as_dict()["recommended"] == "pruning(rate=0.9)"
     assert "pruning(rate=0.99) was left out: accuracy was not measured" in found.notes
 
@@ -172,7 +172,7 @@ def test_too_few_seeds_to_tell_are_named_as_the_cause(tmp_path: Path) -> None:
     for index in range(len(LADDER)):
         change(tmp_path, index, lambda cell: cell["utility"]["undefended"].update(value=0.6, low=0.0, high=1.0, n=2))
     with pytest.raises(Unreliable, match=r"60\s% accuracy \(0–100\s% over 2 seeds\).*; ask for more seeds, or train longer"):
-        recommend(load_results(tmp_path), Requirements(max_accuracy_drop=1))
+        recommend(load_run(tmp_path), Requirements(max_accuracy_drop=1))
 
 
 def test_a_federation_that_learned_nothing_recommends_nothing(tmp_path: Path) -> None:
@@ -180,7 +180,7 @@ def test_a_federation_that_learned_nothing_recommends_nothing(tmp_path: Path) ->
     for index in range(len(LADDER)):
         change(tmp_path, index, lambda cell: cell["utility"].update(chance=0.9))
     with pytest.raises(Unreliable, match="not clearly more than the 90"):
-        recommend(load_results(tmp_path), Requirements(max_accuracy_drop=1))
+        recommend(load_run(tmp_path), Requirements(max_accuracy_drop=1))
 
 
 def test_no_defense_at_all_is_one_sentence(tmp_path: Path) -> None:
@@ -206,7 +206,7 @@ def test_updates_and_embeddings_are_not_weighed_together(tmp_path: Path) -> None
     assert vertical.as_dict()["recommended"] == alone.as_dict()["recommended"] and vertical.notes == alone.notes
     beside = tmp_path / "beside"
     make_results(beside, defenses=LADDER, seeds=3, grid=grid)
-    loaded = load_results(beside)
+    loaded = load_run(beside)
     kept = tuple(cell for cell in loaded.cells if cell.settings.get("cut") or cell.defense.is_none)
     found = recommend(replace(loaded, cells=kept), Requirements(max_accuracy_drop=1, max_time=1.2))
     assert found.as_dict()["recommended"] == alone.as_dict()["recommended"], "the horizontal row is there for comparison"

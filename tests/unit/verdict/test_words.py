@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from gradveil.audit import trust as checks
-from gradveil.study.load import load_results
-from gradveil.study.results import Share, Spread
+from gradveil.study.load import load_run
+from gradveil.study.measures import Share, Spread
 from gradveil.verdict import numbers
 from gradveil.verdict import status as verdict
 from gradveil.verdict.status import Headline, Status, choose_headline, settings_of, status_of
@@ -29,7 +29,7 @@ NONE = DEFENSES[0]
 
 
 def headline(folder: Path, defenses: Sequence[Example] = DEFENSES) -> Headline:
-    return choose_headline(load_results(make_results(folder, defenses=defenses)))
+    return choose_headline(load_run(make_results(folder, defenses=defenses)))
 
 
 def spaced(text: str) -> str:
@@ -79,13 +79,13 @@ def test_a_defense_that_failed_a_check_cannot_be_best(tmp_path: Path) -> None:
     ],
 )
 def test_a_cell_is_judged_against_the_best_null(tmp_path: Path, example: Example, status: Status, words: str) -> None:
-    cells = load_results(make_results(tmp_path, defenses=[NONE, example])).cells
+    cells = load_run(make_results(tmp_path, defenses=[NONE, example])).cells
     assert status_of(cells[1], cells[0]) is status
     assert words in spaced(judgement(cells[1], cells[0]))
 
 
 def test_few_records_do_not_show_that_a_defense_holds(tmp_path: Path) -> None:
-    none, held = load_results(make_results(tmp_path, defenses=[NONE, Example("x", 0, 0, 9.0)])).cells
+    none, held = load_run(make_results(tmp_path, defenses=[NONE, Example("x", 0, 0, 9.0)])).cells
     few = replace(held, selected=replace(held.selected, identified=replace(held.selected.identified, n=15)))
     assert (status_of(held, none), status_of(few, none)) == (Status.UNBROKEN, Status.UNCLEAR)
     assert verdict.ENOUGH == checks.FEW_RECORDS, "the report may not import the audit, and both say what few is"
@@ -94,36 +94,36 @@ def test_few_records_do_not_show_that_a_defense_holds(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("bare", [Example("none", 0, None, 9.0), replace(NONE, checks=[FAIL])])
 def test_no_defense_passes_where_the_undefended_update_holds(tmp_path: Path, bare: Example) -> None:
-    cells = load_results(make_results(tmp_path, defenses=[bare, Example("x", 0, 0, 9.0)])).cells
+    cells = load_run(make_results(tmp_path, defenses=[bare, Example("x", 0, 0, 9.0)])).cells
     assert status_of(cells[1], cells[0]) is Status.UNTESTED
     assert "ot broken" not in judgement(cells[1], cells[0])
 
 
 def test_the_leading_setting_is_the_one_that_leaks_most(tmp_path: Path) -> None:
     make_results(tmp_path, grid=[{"batch_size": 16}, {"batch_size": 1}, {"batch_size": 4}])
-    found = choose_headline(load_results(tmp_path))
+    found = choose_headline(load_run(tmp_path))
     assert found.undefended is not None and found.undefended.settings["batch_size"] == 1
     assert len(found.settings) == 3
 
 
 def test_without_an_undefended_cell_there_is_no_verdict(tmp_path: Path) -> None:
-    results = load_results(make_results(tmp_path, defenses=DEFENSES[1:]))
+    results = load_run(make_results(tmp_path, defenses=DEFENSES[1:]))
     found = choose_headline(results)
     assert "not measured" in headline_sentence(found)
     assert trust(found, results).level == "fail"
 
 
 def test_a_failed_check_on_the_undefended_update_takes_the_verdict(tmp_path: Path) -> None:
-    results = load_results(make_results(tmp_path, defenses=[replace(NONE, checks=[FAIL]), *DEFENSES[1:]]))
+    results = load_run(make_results(tmp_path, defenses=[replace(NONE, checks=[FAIL]), *DEFENSES[1:]]))
     badge = trust(choose_headline(results), results)
     assert (badge.level, badge.title) == ("fail", "No verdict")
     assert badge.reasons[0] == FAIL["sentence"] + "."
 
 
 def test_warnings_are_shown_and_clean_runs_say_how_many_checks_passed(tmp_path: Path) -> None:
-    warned = load_results(make_results(tmp_path / "w", defenses=[replace(NONE, checks=[WARN]), *DEFENSES[1:]]))
+    warned = load_run(make_results(tmp_path / "w", defenses=[replace(NONE, checks=[WARN]), *DEFENSES[1:]]))
     assert trust(choose_headline(warned), warned).reasons == (WARN["sentence"],)
-    clean = load_results(make_results(tmp_path / "c"))
+    clean = load_run(make_results(tmp_path / "c"))
     assert spaced(trust(choose_headline(clean), clean).title) == "2 checks passed"
 
 
@@ -134,7 +134,7 @@ def test_a_useless_defense_is_not_sold_as_help(tmp_path: Path) -> None:
 
 
 def test_an_unfinished_run_says_how_much_is_done(tmp_path: Path) -> None:
-    results = load_results(make_results(tmp_path, missing=3))
+    results = load_run(make_results(tmp_path, missing=3))
     assert spaced(progress_sentence(results)) == "This run is not finished: 5 of 8 cells are done. The same command continues it."
     assert "3 cells are not measured yet" in spaced(trust(choose_headline(results), results).reasons[-1])
 
@@ -191,19 +191,19 @@ def test_how_a_federation_trained_is_told_as_it_was(changes: dict[str, object], 
 
 
 def test_an_attacker_who_alone_is_clearly_ahead_is_the_strongest(tmp_path: Path) -> None:
-    cell = load_results(make_results(tmp_path, defenses=[NONE, Example("x", 1, 1, 10.0)])).cells[1]
+    cell = load_run(make_results(tmp_path, defenses=[NONE, Example("x", 1, 1, 10.0)])).cells[1]
     assert cell.attackers[0].summary is not None
     strong = replace(cell.selected, identified=Share(value=0.75, low=0.5, high=0.9, count=12, n=16))
     weak = replace(cell.selected, identified=Share(value=0.19, low=0.07, high=0.43, count=3, n=16))
-    assert cell.exposed == cell.selected.identified
+    assert cell.identified == cell.selected.identified
     ahead = replace(cell, attackers=tuple(replace(cell.attackers[0], summary=each) for each in (weak, strong)))
     assert "the strongest attacker identified 12 of 16 records" in spaced(identified_sentence(ahead))
     close = replace(cell, attackers=(replace(cell.attackers[0], summary=weak),))
-    assert close.exposed == cell.selected.identified, "intervals that touch may be chance"
+    assert close.identified == cell.selected.identified, "intervals that touch may be chance"
 
 
 def test_results_that_lack_a_later_setting_stand_beside_those_that_have_it(tmp_path: Path) -> None:
-    older, newer = load_results(make_results(tmp_path, defenses=DEFENSES[:2])).cells
+    older, newer = load_run(make_results(tmp_path, defenses=DEFENSES[:2])).cells
     told = replace(newer, settings={**newer.settings, "read": "", "cut": "", "risk": "off"})
     assert len(settings_of([older, told])) == 1
     assert len(settings_of([older, replace(newer, settings={**newer.settings, "cut": "cut1"})])) == 2
