@@ -189,7 +189,7 @@ class TrainingRecord:
     key: str = ""
     settings: Mapping[str, Any] = field(default_factory=dict, metadata=named("training"))
     chance: float | None = None
-    final_accuracy: float | None = None
+    final_accuracy: float | None
     best_accuracy: float | None = None
     bytes: UpDown = UpDown()
     guarantee: Guarantee | None = None

@@ -23,6 +23,7 @@ from gradveil.study.codec import encode
 from gradveil.study.load import load_run
 from gradveil.study.measures import Estimate, Share, Summary
 from gradveil.study.results import CellResult, Defense, Run, Timing, Utility
+from gradveil.study.training_result import TrainingRecord
 
 KEY = "0123456789abcdef"
 ALL = Share(value=1.0, low=0.2, high=1.0, count=1, n=1)
@@ -100,6 +101,14 @@ def test_a_damaged_cell_is_put_aside_and_measured_again(content: bytes, tmp_path
     assert all("measured again" in text for text in (store.notes[0], caplog.messages[0]))
     store.write_cell(CELL, {})
     assert store.read_cell(KEY) is not None
+
+
+def test_a_training_without_its_accuracy_is_put_aside(tmp_path: Path) -> None:
+    store, path = Store(tmp_path), tmp_path / "utility" / f"{KEY}.json"
+    store.write_training(TrainingRecord(key=KEY, settings={"seed": 0}, final_accuracy=None))
+    assert store.read_training(KEY) == TrainingRecord(key=KEY, settings={"seed": 0}, final_accuracy=None)
+    path.write_text(json.dumps({"format": TrainingRecord.format, "key": KEY}))
+    assert store.read_training(KEY) is None and not path.exists()
 
 
 def test_a_cell_without_its_json_is_not_done(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
