@@ -71,6 +71,7 @@ def run_cells(
     describe: Callable[[list[str]], dict[str, Any]],
     *,
     utility: UtilitySettings | None = None,
+    attack: bool = True,
     workers: int | None = None,
     on_progress: Callable[[Progress], None] | None = None,
 ) -> AuditResult:
@@ -81,6 +82,7 @@ def run_cells(
         out: Results folder.
         describe: Makes run.json from the cells' keys.
         utility: How to train with the cells' defenses; None trains with none.
+        attack: Whether cells are attacked; otherwise only the trainings are run, and the run has no cells.
         workers: Processes; by default one per core on a CPU and one on a GPU.
         on_progress: Told after every cell, and every second while processes work.
     """
@@ -88,7 +90,8 @@ def run_cells(
     digests: Digests = {}
     keys = [cell_key(cell, digests) for cell in cells]
     books = _Books(store, dict(zip(keys, cells, strict=True)), utility, digests)
-    jobs = [Job(cell, key) for cell, key in zip(cells, keys, strict=True)]
+    keys = keys if attack else []
+    jobs = [Job(cell, key) for cell, key in zip(cells, keys, strict=attack)]
     jobs += [Job(training, key) for training, key in books.trainings.items()]
     with store.lock():
         store.write_run(describe(keys))
