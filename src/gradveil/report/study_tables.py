@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any
 
 from gradveil.errors import UsageError
-from gradveil.run.pairs import t_interval
 from gradveil.storage.study_file import read_study
 
 __all__ = ["fill_studies", "table_of_studies"]
@@ -177,6 +176,8 @@ def _paired(own: Mapping[int, _Trained], undefended: Mapping[int, _Trained]) -> 
 
 
 def _mean(values: Sequence[float], sign: str = "") -> str:
+    from gradveil.run.pairs import t_interval  # scipy takes longer to load than a report to write
+
     found = t_interval(values)
     half = "" if found.high is None else f" ± {found.high - found.value:.1f}"
     return f"{found.value:{sign}.1f}{half}"

@@ -63,7 +63,7 @@ class Layout:
         docs="a table of its own, `[study.rows]`: spelling of a defense or model = what it is called, in the order shown; left "
         "out: every row, under its spelling",
     )
-    notes: str = key((), text, "remarks, one or a list", section="study", axis=True, plan=())
+    notes: tuple[str, ...] = key((), text, "remarks, one or a list", section="study", axis=True, plan=())
 
     def as_dict(self) -> dict[str, Any]:
         """Return the layout as plain values, as ``[study]`` holds it; rows are a list, because their order counts."""
