@@ -28,7 +28,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import no_simulation  # noqa: F401  (adds the ensemble that --ensemble names)
 import torch
 
 from gradveil import __version__
