@@ -46,7 +46,7 @@ check: $(STAMP) ## Lint and types only
 	$(BIN)/python -m ruff format --check .
 	$(BIN)/python -m mypy
 
-index: $(STAMP) ## Write the index of methods and the tables of keys, after one was added or changed
+index: $(STAMP) ## Write the index of methods and the tables in the docs, after what they show changed
 	$(BIN)/python -m scripts.generate
 
 format: $(STAMP) ## Put the code in shape

@@ -8,7 +8,7 @@
     python benchmarks/invl_defenses.py table --out DIR
 
 Every row of every part writes one JSON and depends on no other, so rows run in parallel; a finished one is not repeated.
-Settings are the paper's for CIFAR-10, whose δ is a variance. Attacks: plain and informed, as `update_defenses.py`; the ensemble
+Settings are the paper's for CIFAR-10, whose δ is a variance. Attacks: plain and informed; the ensemble
 quick-no-simulation-1 leaves out those that run a defense on every candidate. Accuracy and cost: see `invl_horizontal.py` and
 `invl_vertical.py`. What a kept basis costs in protection: `invl_kept.py`.
 """

@@ -22,7 +22,7 @@ from shadow_xray import FEDAVG, ROWS, load, settings
 from gradveil import __version__
 from gradveil.federation.engine import train
 
-MODEL = Path(__file__).with_name("small_convnet.py")
+MODEL = Path(__file__).resolve().parents[1] / "studies" / "small_convnet.py"
 EPOCHS = 5
 CHEAP = "shadow(rounds={rounds}, until=1, latent_steps=10, fit_steps=1)"
 """The noise has the height of the paper's at every round; where it lies comes from fewer steps."""
