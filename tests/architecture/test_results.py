@@ -62,7 +62,10 @@ def test_every_file_can_be_read(path: Path, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("file", sorted(STUDIES.glob("*.toml")), ids=lambda file: file.stem)
 def test_a_study_asks_for_what_its_results_hold(file: Path) -> None:
-    study, content = Study.from_toml(file), read_study(RESULTS / f"{file.stem}.json.gz")
+    study, path = Study.from_toml(file), RESULTS / f"{file.stem}.json.gz"
+    if not path.is_file():
+        pytest.skip("not run yet")
+    content = read_study(path)
     names = ("records", "steps", "seed")
     found = {
         (c["model"], c["defense"], family(c["ensemble"]), c["batch_size"], c["local_steps"], *(c.get(name, 0) for name in names))

@@ -65,10 +65,15 @@ def _titles(study: Mapping[str, Any]) -> dict[str, str]:
     return {spelling: title for spelling, title in study["study"].get("rows", [])}
 
 
+def _spelt(study: Mapping[str, Any], spelling: str) -> str:
+    """Return a setting as the study spells it; cells spell defenses with all that decides them."""
+    return str(study.get("spellings", {}).get(spelling, spelling))
+
+
 def _shown(study: Mapping[str, Any], name: str) -> list[tuple[Mapping[str, Any], str]]:
     """Return the cells that the table shows, with the title of the setting its rows are about."""
     titles = _titles(study)
-    cells = [(cell, str(cell["cell"][name])) for cell in study.get("cells", [])]
+    cells = [(cell, _spelt(study, cell["cell"][name])) for cell in study.get("cells", [])]
     return [(cell, titles.get(spelling, f"`{spelling}`")) for cell, spelling in cells if spelling in titles or not titles]
 
 
@@ -90,7 +95,7 @@ def _attacks(study: Mapping[str, Any], order: Sequence[str]) -> list[Line]:
             f"{null['value'] * cell['n']:.0f} ({null['null'].replace('_', ' ')})",
             f"{bar['psnr']['value']:.1f}",
         ]
-        lines.append(((_place(order, cell["cell"]["defense"]), title, number), cells))
+        lines.append(((_place(order, _spelt(study, cell["cell"]["defense"])), title, number), cells))
     return lines
 
 
@@ -122,7 +127,7 @@ def _summary(study: Mapping[str, Any], order: Sequence[str]) -> list[Line]:
         psnr = f"{_spread(cell['selected'], 'psnr', ' dB')}"
         null = f"{cell['bar']['psnr']['value']:.1f} dB"
         cells = [title, _identified(cell["plain"]), _identified(cell["informed"]), psnr, null]
-        lines.append(((_place(order, cell["cell"]["defense"]), number), cells))
+        lines.append(((_place(order, _spelt(study, cell["cell"]["defense"])), number), cells))
     return lines
 
 
@@ -139,7 +144,7 @@ class _Trained:
 def _accuracy(study: Mapping[str, Any], order: Sequence[str]) -> list[Line]:
     found: dict[str, dict[int, _Trained]] = {}
     for defense, seed, trained in _trainings(study):
-        found.setdefault(defense, {})[seed] = trained
+        found.setdefault(_spelt(study, defense), {})[seed] = trained
     titles = _titles(study) or {defense: f"`{defense}`" for defense in found}
     if BASELINE not in found:
         raise UsageError(f"the study {study.get('name')} has no undefended training to compare with")

@@ -17,6 +17,7 @@ from gradveil.errors import UsageError
 from gradveil.run.describe import describe_cells
 from gradveil.run.grid import cells_of, check_inputs
 from gradveil.run.jobs import Digests, Progress, training_key
+from gradveil.run.ladders import expand_defense
 from gradveil.run.pool import run_cells
 from gradveil.run.trainings import all_trainings
 from gradveil.storage.study_file import pack_folder, write_study
@@ -83,7 +84,18 @@ def run_study(
     digests: Digests = {}
     trainings = [training_key(each, digests) for each in all_trainings(cells, utility)] if utility is not None else []
     content = pack_folder(work, study.name, study.layout.as_dict(), trainings=trainings)
+    content["spellings"] = _spellings(study)
     return write_study(out, _by_name(content, _paths(cells)))
+
+
+def _spellings(study: Study) -> dict[str, str]:
+    """Return, for every defense as cells spell it, how the study does: rows of its table are found by that."""
+    found: dict[str, str] = {}
+    for text in dict.fromkeys(text for plan in study.plans for text in plan.defense):
+        expanded = expand_defense(text)
+        if len(expanded) == 1:
+            found.setdefault(expanded[0], text)
+    return found
 
 
 def _moves(named: Iterable[str], given: Sequence[Path], kind: str) -> dict[str, str]:

@@ -23,7 +23,7 @@ __all__ = ["as_folder", "is_study_file", "pack_folder", "read_study", "unpack_st
 
 SUFFIX = ".json.gz"
 RUN_FORMAT = "gradveil-run-1"
-OWN = ("name", "study", "timings", "trainings", "training_timings", "documents")
+OWN = ("name", "study", "spellings", "timings", "trainings", "training_timings", "documents")
 """Parts of a study file that run.json does not have."""
 
 

@@ -6,23 +6,28 @@ from pathlib import Path
 
 import pytest
 
+from gradveil.attacks.ensembles import resolve
 from gradveil.cli import main
 from gradveil.errors import UsageError
+from gradveil.models import MODELS
+from gradveil.registry import parse_call
 from gradveil.run import jobs as audit_jobs
 from gradveil.run import pool
 from gradveil.run.jobs import Job
+from gradveil.run.ladders import expand_defense
 from gradveil.run.studies import cells_of_study, place_files, run_study
 from gradveil.storage.study_file import read_study
 from gradveil.study.published import Study
 
 Captured = pytest.CaptureFixture[str]
+ROOT = Path(__file__).resolve().parents[3]
 TEXT = """
 [study]
 title = "two defenses"
 
 [study.rows]
 "none" = "nothing"
-"pruning(rate=0.9)" = "Prune"
+"pruning" = "Prune"
 
 [audit]
 records = 2
@@ -35,7 +40,7 @@ source = "elsewhere.npz"
 
 [grid]
 model = "own_net.py:make"
-defense = ["none", "pruning(rate=0.9)"]
+defense = ["none", "pruning"]
 """
 ACCURACY = """
 [study]
@@ -49,7 +54,7 @@ source = "digits"
 
 [grid]
 model = "mlp(hidden=8)"
-defense = ["none", "pruning(rate=0.9)"]
+defense = ["none", "pruning"]
 
 [utility]
 rounds = 1
@@ -122,7 +127,7 @@ def test_accuracies_are_trained_for_and_nothing_is_attacked(own: Path, capsys: C
     assert len(content["training_timings"]) == 4
     capsys.readouterr()
     assert main(["study", "table", "a.json.gz", "--json"]) == 0
-    assert "| `pruning(rate=0.9)` | " in capsys.readouterr().out
+    assert "| `pruning` | " in capsys.readouterr().out
     assert main(["report", "a.json.gz"]) == 2
 
 
@@ -143,3 +148,18 @@ def test_files_are_found_by_name(own: Path) -> None:
         place_files(study, weights=[Path("w.pt")])
     with pytest.raises(UsageError, match=r"any\.npz"):
         run_study(place_files(study, data=[Path("any.npz")]), work=own / "w", out=own / "r.json.gz")
+
+
+@pytest.mark.parametrize("file", sorted(ROOT.glob("studies/*.toml")), ids=lambda file: file.stem)
+def test_everything_that_published_studies_name_exists(file: Path) -> None:
+    study = Study.from_toml(file)
+    assert study.layout.title
+    for plan in study.plans:
+        assert [spelling for text in plan.defense for spelling in expand_defense(text)]
+        assert [resolve(ensemble).name for ensemble in plan.ensemble]
+        for model in plan.model:
+            name, _ = parse_call(model)
+            assert Path(name.partition(":")[0]).is_file() if ":" in name else MODELS.get(name)
+    spelt = {text for plan in study.plans for text in (*plan.defense, *plan.model, *plan.ensemble)}
+    if study.layout.table == "attacks" or not study.attacks:
+        assert {spelling for spelling, _ in study.layout.rows} <= spelt, "a row that nothing fills"
