@@ -1,5 +1,8 @@
 """Tables 2 to 4 of the InvRE paper in small: guided noise against plain noise, pruning and dropout, one row at a time.
 
+No study: accuracy is that of a client whose data is one minibatch a round, or of parties that predict with a defense they did
+not train with, and cost counts kept bases; a plan trains with the defense it attacks.
+
     python benchmarks/invl_defenses.py rows
     python benchmarks/invl_defenses.py run --part attack --row InvL-GNP --data cifar10.npz --records 64 --out DIR
     python benchmarks/invl_defenses.py run --part accuracy --row InvL-GNP --data cifar10.npz --rounds 600 --seed 0 --out DIR

@@ -1,5 +1,7 @@
 """What the defenses of `shadow_xray.py` cost in F1 and accuracy, in a training that learns something.
 
+No study: F1 on one half of the test records, because the other half chose the settings; a plan takes all of them.
+
     python benchmarks/shadow_utility.py --data pneumoniamnist.npz --out FILE
 
 Several seeds and no attack. The same hospitals train a small ConvNet with five local epochs of plain SGD, which SCAFFOLD needs.
