@@ -9,10 +9,11 @@ from pathlib import Path
 
 import pytest
 
+from gradveil.report.study_tables import table_of_studies
 from gradveil.storage.study_file import as_folder, read_study, write_study
 from gradveil.study.load import load_results
 from gradveil.study.published import BEFORE, Study
-from scripts.generate import RESULTS, STUDIES
+from scripts.generate import PAGES, RESULTS, ROOT, STUDIES
 from tests.architecture.test_project import foreign_names
 
 FILES = sorted(RESULTS.glob("*.json.gz"))
@@ -76,3 +77,20 @@ def test_a_study_asks_for_what_its_results_hold(file: Path) -> None:
     if not study.attacks:
         trained = {each["settings"]["defense"] for each in content["documents"].values()}
         assert trained == set(study.plan.defense)
+
+
+def test_the_front_page_quotes_the_results() -> None:
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    quoted = re.findall(r"^\| (\w+)[^|]*\| (\d+ of 128 \(.*?\)) \| (\d+ of 128 \(.*?\))", readme, re.MULTILINE)
+    assert len(quoted) >= 5
+    rows = table_of_studies([read_study(RESULTS / "update_defenses_lenet_cifar10_128.json.gz")]).splitlines()
+    for name, plain, informed in quoted:
+        own = [row.split(" | ") for row in rows if row.startswith(f"| {name}")]
+        assert (plain, informed) in [(row[1], row[3]) for row in own], name
+
+
+def test_files_that_pages_name_are_there() -> None:
+    named = re.compile(r"(?:studies/\w+\.(?:toml|py)|benchmarks/\w+\.py|results/\w+\.json(?:\.gz)?)")
+    pages = [*PAGES, RESULTS / "README.md", ROOT / "CONTRIBUTING.md"]
+    missing = {name for page in pages for name in named.findall(page.read_text(encoding="utf-8")) if not (ROOT / name).is_file()}
+    assert missing <= {"studies/NAME.toml", "results/NAME.json.gz"}

@@ -56,5 +56,9 @@ def table_command(
     from gradveil.report.study_tables import table_of_studies
     from gradveil.storage.study_file import read_study
 
-    text = table_of_studies([read_study(file) for file in files])
-    print_json({"table": text}) if as_json else typer.echo(text, nl=False)
+    studies = [read_study(file) for file in files]
+    text, notes = table_of_studies(studies), [note for each in studies for note in each["study"].get("notes", [])]
+    if as_json:
+        print_json({"table": text, "notes": notes})
+    else:
+        typer.echo("\n".join([text.rstrip("\n"), *([""] if notes else []), *notes]))

@@ -24,6 +24,7 @@ ROOT = Path(__file__).resolve().parents[3]
 TEXT = """
 [study]
 title = "two defenses"
+notes = "on two records"
 
 [study.rows]
 "none" = "nothing"
@@ -105,12 +106,8 @@ def test_from_a_file_to_a_table_and_a_report(own: Path, capsys: Captured, monkey
     capsys.readouterr()
     assert main(["study", "table", "results/tiny.json.gz"]) == 0
     lines = capsys.readouterr().out.splitlines()
-    assert [line.split(" | ")[0] for line in lines] == [
-        "| defense",
-        "|---|---|---|---|---|---|---|---|---|",
-        "| nothing",
-        "| Prune",
-    ]
+    heads = [line.split(" | ")[0] for line in lines]
+    assert heads == ["| defense", "|---|---|---|---|---|---|---|---|---|", "| nothing", "| Prune", "", "on two records"]
     assert main(["report", "results/tiny.json.gz", "--out", "page.html"]) == 0
     assert "pruning" in Path("page.html").read_text(encoding="utf-8")
     assert main(["report", "results/tiny.json.gz"]) == 0
