@@ -112,10 +112,12 @@ def unpack_study(content: Mapping[str, Any], folder: Path) -> Path:
             f"the results of {content.get('name')!r} hold no attacked cell; `gradveil study table` shows what there is"
         )
     run = {name: value for name, value in content.items() if name not in OWN}
-    run["format"], run["cells"] = RUN_FORMAT, [cell["key"] for cell in content["cells"]]
+    # Cells that were measured one by one, before there was a study of them, have no key; their place stands for it.
+    cells = [{**cell, "key": cell["key"] or f"{number:016x}"} for number, cell in enumerate(content["cells"])]
+    run["format"], run["cells"] = RUN_FORMAT, [cell["key"] for cell in cells]
     run["provenance"] = run["provenance"] if isinstance(run.get("provenance"), dict) else {}
     rooms = {
-        "cells": (content["cells"], content.get("timings", {})),
+        "cells": (cells, content.get("timings", {})),
         "utility": (content.get("trainings", []), content.get("training_timings", {})),
     }
     for room, (records, timings) in rooms.items():

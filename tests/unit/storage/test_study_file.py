@@ -33,6 +33,13 @@ def test_a_run_folder_comes_back_as_it_was(tmp_path: Path) -> None:
     assert not read.exists()
 
 
+def test_cells_without_a_key_are_numbered(tmp_path: Path) -> None:
+    make_results(tmp_path / "run")
+    packed = pack_folder(tmp_path / "run", "mine")
+    packed |= {"cells": [{**cell, "key": ""} for cell in packed["cells"]], "timings": {}, "provenance": BEFORE}
+    assert len(load_results(unpack_study(packed, tmp_path / "again")).cells) == len(packed["cells"])
+
+
 def test_equal_content_gives_equal_bytes(tmp_path: Path) -> None:
     first = write_study(tmp_path / "a.json.gz", {"format": "gradveil-study-1", "b": 1, "a": [float("nan"), 0.1]})
     second = write_study(tmp_path / "b.json.gz", {"a": [None, 0.1], "format": "gradveil-study-1", "b": 1})
