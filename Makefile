@@ -50,7 +50,7 @@ test-slow: $(STAMP) ## The tests that take more than five seconds each
 check: $(STAMP) ## Lint and types only
 	$(CHECKS)
 
-index: $(STAMP) ## Write the index of methods and the tables of keys, after one was added or changed
+index: $(STAMP) ## Write the index of methods and the tables in the docs, after what they show changed
 	$(BIN)/python -m scripts.generate
 
 format: $(STAMP) ## Put the code in shape

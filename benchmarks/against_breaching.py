@@ -1,8 +1,8 @@
 """Speed and quality beside the public package `breaching` 0.1.2: the same attack on the same updates, in one run, interleaved.
 
     pip install --no-deps breaching==0.1.2 && pip install hydra-core
-    python benchmarks/against_breaching.py --data cifar10.npz --rounds 5 --out FILE
-    python benchmarks/against_breaching.py --data cifar10.npz --device cuda --model resnet18 --images 0 --out FILE
+    python -m benchmarks.against_breaching --data cifar10.npz --rounds 5 --out FILE
+    python -m benchmarks.against_breaching --data cifar10.npz --device cuda --model resnet18 --images 0 --out FILE
 
 Both sides attack undefended gradients of one untrained network with the inverting-gradients recipe (cosine, total variation,
 signed Adam at 0.1 with the published decay, pictures kept in [0, 1], best iterate kept) and know the labels; one record per
@@ -28,18 +28,14 @@ What could favour one side:
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import copy
 import importlib
 import importlib.metadata
 import importlib.util
-import json
 import os
-import platform
 import statistics
 import sys
-import time
 import types
 import warnings
 from collections.abc import Callable, Iterator
@@ -50,7 +46,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-import gradveil
+from benchmarks.harness import Timer, arguments, finish, read
 from gradveil.attacks import launch
 from gradveil.attacks.engine.execution import COARSE_FROM, choose_execution
 from gradveil.attacks.ensembles import STANDARD
@@ -152,15 +148,9 @@ class Bench:
 
     def timed(self, way: Way) -> tuple[Tensor, float]:
         """Return the pictures and the seconds of the whole call."""
-        self._wait()
-        begun = time.perf_counter()
-        pictures = way()
-        self._wait()
-        return pictures, time.perf_counter() - begun
-
-    def _wait(self) -> None:
-        if self.device.type == "cuda":
-            torch.cuda.synchronize()
+        pictures: list[Tensor] = []
+        seconds = Timer(self.device)("way", lambda: pictures.append(way()))
+        return pictures[0], seconds
 
     def psnr(self, pictures: Tensor, first: int) -> list[float]:
         """Return the PSNR of pictures of consecutive targets, the first of which is number ``first``."""
@@ -248,21 +238,16 @@ def measure_quality(bench: Bench, steps: int, images: int, weights: list[float])
 
 def main() -> int:
     """Measure and print, and write JSON where asked."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = arguments(__doc__, rounds=3)
     parser.add_argument("--data", default="photos", help="an .npz with x_test and y_test; without it, the built-in photos")
-    parser.add_argument("--device", default="cpu", choices=("cpu", "cuda"))
     parser.add_argument("--model", default="lenet", choices=("lenet", "resnet18"))
     parser.add_argument("--targets", type=int, default=0, help="images at once; 0 chooses by device and model")
     parser.add_argument("--rate-steps", type=int, default=300)
     parser.add_argument("--breaching-steps", type=int, default=0, help="its own number of steps for the rate; 0 means the same")
-    parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--images", type=int, default=4, help="images whose quality is compared; 0 leaves quality out")
     parser.add_argument("--steps", type=int, default=1000)
     parser.add_argument("--tv", type=float, nargs="+", default=[1e-7, 1e-9], help="weights of total variation given to both")
-    parser.add_argument("--threads", type=int, default=1)
-    parser.add_argument("--out", type=Path)
-    options = parser.parse_args()
-    torch.set_num_threads(options.threads)
+    options = read(parser)
     targets = max(options.targets or TARGETS[options.device, options.model], options.images)
     cell = Cell(model=options.model, device=options.device, records=targets, known_labels=True)
     try:
@@ -281,17 +266,9 @@ def main() -> int:
         "targets": targets,
         "rates": measure_rates(bench, options.rate_steps, options.breaching_steps or options.rate_steps, options.rounds),
         "quality": measure_quality(bench, options.steps, options.images, options.tv) if options.images else [],
-        "device": torch.cuda.get_device_name(0) if options.device == "cuda" else platform.machine(),
-        "threads": options.threads,
-        "torch": torch.__version__,
-        "python": platform.python_version(),
-        "gradveil": gradveil.__version__,
         "breaching": importlib.metadata.version("breaching"),
     }
-    text = json.dumps(result, indent=1)
-    sys.stdout.write(text + "\n")
-    if options.out:
-        options.out.write_text(text + "\n", encoding="utf-8")
+    finish("against_breaching", result, options)
     return 0
 
 

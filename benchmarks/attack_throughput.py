@@ -1,34 +1,29 @@
 """Attack steps per second: one image after the other against many at once, in one run.
 
 The obvious alternative is the loop every public notebook uses: for each image, autograd through the model's gradient, one
-step at a time. The same objective, model and device; rounds are interleaved and the fastest of each is taken, so that a busy
-machine harms both alike.
+step at a time. The same objective, model and device.
 
-    python benchmarks/attack_throughput.py --device cpu --model lenet --targets 16
-    python benchmarks/attack_throughput.py --device cuda --model lenet --targets 512 --modes batched,captured
-    python benchmarks/attack_throughput.py --device cuda --model resnet18 --targets 32 --modes batched,captured
+    python -m benchmarks.attack_throughput --device cpu --model lenet --targets 16
+    python -m benchmarks.attack_throughput --device cuda --model lenet --targets 512 --modes batched,captured
+    python -m benchmarks.attack_throughput --device cuda --model resnet18 --targets 32 --modes batched,captured
 """
 
 from __future__ import annotations
 
-import argparse
-import json
-import sys
 import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from benchmarks.harness import arguments, finish, in_turns, read
 from gradveil.adversary import OBSERVED, OpenAdversary, prefixed, with_prefix
 from gradveil.attacks.engine.execution import COARSE_FROM, Execution
 from gradveil.attacks.engine.matrix_convolution import quicker
 from gradveil.attacks.engine.objectives import OBJECTIVES
 from gradveil.learning import Learner, loss_by_name
 from gradveil.models import build_model
-from gradveil.provenance import provenance
 from gradveil.randomness import Seed
 from gradveil.tensors import Named, matrix_products
 
@@ -88,18 +83,6 @@ def _stack(many: list[Named]) -> Named:
     return {n: torch.stack([one[n] for one in many]) for n in many[0]}
 
 
-def timed(step: Step, device: torch.device, repeats: int) -> float:
-    """Return seconds per call."""
-    if device.type == "cuda":
-        torch.cuda.synchronize()
-    begun = time.perf_counter()
-    for _ in range(repeats):
-        step()
-    if device.type == "cuda":
-        torch.cuda.synchronize()
-    return (time.perf_counter() - begun) / repeats
-
-
 def measure(
     model_name: str, targets: int, device: torch.device, modes: list[str], rounds: int, loop_targets: int
 ) -> dict[str, Any]:
@@ -120,12 +103,10 @@ def measure(
         step()
         compile_seconds[mode] = round(time.perf_counter() - begun, 2)
         ways[mode] = (step, targets)
-    best = {name: float("inf") for name in ways}
     for step, _ in ways.values():
         step()
-    for _ in range(rounds):
-        for name, (step, count) in ways.items():
-            best[name] = min(best[name], timed(step, device, 3) / count)
+    took = in_turns({name: step for name, (step, _) in ways.items()}, device, rounds=rounds, repeats=3)
+    best = {name: took[name] / count for name, (_, count) in ways.items()}
     rates = {name: round(1 / seconds, 1) for name, seconds in best.items()}
     return {
         "model": model_name,
@@ -138,31 +119,15 @@ def measure(
 
 def main() -> None:
     """Measure and print, and write JSON where asked."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--device", default="cpu")
+    parser = arguments(__doc__, rounds=7)
     parser.add_argument("--model", default="lenet")
     parser.add_argument("--targets", type=int, default=16)
     parser.add_argument("--loop-targets", type=int, default=0, help="images the loop is timed on; 0 means all")
-    parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--modes", default="batched,compiled")
-    parser.add_argument("--threads", type=int, default=1)
-    parser.add_argument("--out", type=Path)
-    options = parser.parse_args()
-    torch.set_num_threads(options.threads)
-    device = torch.device(options.device)
-    result = measure(
-        options.model, options.targets, device, options.modes.split(","), options.rounds, options.loop_targets or options.targets
-    )
-    command = " ".join(["python", "benchmarks/attack_throughput.py", *sys.argv[1:]])
-    result |= {
-        "rounds": options.rounds,
-        "command": command,
-        "provenance": {**provenance(0, device.type), "threads": options.threads},
-    }
-    text = json.dumps(result, indent=1)
-    sys.stdout.write(text + "\n")
-    if options.out:
-        options.out.write_text(text + "\n")
+    options = read(parser)
+    device, few = torch.device(options.device), options.loop_targets or options.targets
+    found = measure(options.model, options.targets, device, options.modes.split(","), options.rounds, few)
+    finish("attack_throughput", found, options)
 
 
 if __name__ == "__main__":

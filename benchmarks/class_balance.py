@@ -1,5 +1,8 @@
 """Figures 3 and 5 of the SVDefense paper: how class balance changes what leaks, and the entropy of the update's spectrum.
 
+No study: pools are thinned class by class before records are drawn, and the spectral entropy of the update is taken beside
+the attack; a plan attacks records of the data as it is.
+
     python benchmarks/class_balance.py --data mnist_with_writers.npz --pools 8 --batches 4 --device cpu --out FILE
 
 For each class balance ratio ρ, several pools are thinned with their own order of classes; batches of ten come from each pool.

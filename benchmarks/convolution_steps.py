@@ -1,8 +1,8 @@
 """Time one step of an attack on all candidates: torch's convolutions, ours, and those of another file.
 
-    python benchmarks/convolution_steps.py --device cuda --out FILE.json
+    python -m benchmarks.convolution_steps --device cuda --out FILE.json
     git show REVISION:src/gradveil/attacks/matrix_convolution.py > before.py
-    python benchmarks/convolution_steps.py --device cuda --also before.py --out FILE.json
+    python -m benchmarks.convolution_steps --device cuda --also before.py --out FILE.json
 
 A step is the derivative, in the inputs, of the distance between two updates, recorded and replayed as in an attack. Ways are
 timed one after the other in one process, best of two times four steps. ``off`` is the distance of the derivatives from the
@@ -11,11 +11,8 @@ first way's, in units of their norm: where a network has kinks (ReLU, pooling), 
 
 from __future__ import annotations
 
-import argparse
 import importlib.util
-import json
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -23,6 +20,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from benchmarks.harness import Timer, arguments, finish, read
 from gradveil.attacks.engine.execution import COARSE_FROM, Execution
 from gradveil.attacks.engine.lean_distances import unit_distance
 from gradveil.attacks.engine.matrix_convolution import with_matrix_convolutions
@@ -59,7 +57,9 @@ def other(path: Path) -> Way:
     return found
 
 
-def timed(way: Way, model: str, examples: int, candidates: int, local_steps: int, device: torch.device) -> tuple[float, Tensor]:
+def timed(
+    way: Way, model: str, examples: int, candidates: int, local_steps: int, device: torch.device, rounds: int
+) -> tuple[float, Tensor]:
     """Return milliseconds per step of all candidates, and the derivatives."""
     network = build_model(model, input_shape=SHAPE, classes=CLASSES, seed=Seed(0))
     settings = TrainingSettings() if local_steps == 1 else TrainingSettings(shares="weights", local_steps=local_steps)
@@ -80,25 +80,18 @@ def timed(way: Way, model: str, examples: int, candidates: int, local_steps: int
     evaluate = Execution("captured" if device.type == "cuda" else "batched", candidates).prepare(loss)
     with matrix_products(device, coarse=learner.parameters >= COARSE_FROM):
         slopes, _ = evaluate(rows, evidence)
-        best = float("inf")
-        for _ in range(2):
-            begun = time.perf_counter()
-            for _ in range(4):
-                evaluate(rows, evidence)
-            if device.type == "cuda":
-                torch.cuda.synchronize(device)
-            best = min(best, (time.perf_counter() - begun) / 4)
-    return 1000 * best, slopes
+        timer = Timer(device)
+        for _ in range(rounds):
+            timer(model, lambda: evaluate(rows, evidence), repeats=4)
+    return 1000 * timer.best[model], slopes
 
 
 def main() -> None:
     """Time all settings and write them down."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--device", default="cuda")
+    parser = arguments(__doc__, rounds=2, device="cuda")
     parser.add_argument("--also", type=Path, help="a file with another `with_matrix_convolutions`")
     parser.add_argument("--only", default="", help="one model")
-    parser.add_argument("--out", type=Path, required=True)
-    options = parser.parse_args()
+    options = read(parser)
     ways: dict[str, Way] = {"torch": lambda learner: learner}
     if options.also is not None:
         ways[options.also.stem] = other(options.also)
@@ -107,17 +100,14 @@ def main() -> None:
     for setting in (each for each in SETTINGS if options.only in ("", each[0])):
         first: Tensor | None = None
         for name, way in ways.items():
-            ms, slopes = timed(way, *setting, device)
+            ms, slopes = timed(way, *setting, device, options.rounds)
             first = slopes if first is None else first
             row: dict[str, Any] = dict(zip(("model", "examples", "candidates", "local_steps"), setting, strict=True))
             rows.append({**row, "way": name, "ms": round(ms, 3), "off": round(float((slopes - first).norm() / first.norm()), 6)})
             sys.stderr.write(f"{rows[-1]}\n")
             if device.type == "cuda":
                 torch.cuda.empty_cache()
-    machine = torch.cuda.get_device_name(device) if device.type == "cuda" else "CPU"
-    options.out.write_text(
-        json.dumps({"device": machine, "torch": torch.__version__, "rows": rows}, indent=1) + "\n", encoding="utf-8"
-    )
+    finish("convolution_steps", {"rows": rows}, options)
 
 
 if __name__ == "__main__":

@@ -1,5 +1,7 @@
 """How well the evaluation network tells noise from pictures: Figures 4 and 5 of the Refiner paper, on data it never saw.
 
+No study: nothing is attacked or trained; a shipped network is asked for the share of noise.
+
     python benchmarks/evaluation_network.py run --data cifar10=cifar10_12k.npz mnist=mnist.npz photos digits --out FILE.json
     python benchmarks/evaluation_network.py table --out FILE.json
 

@@ -1,5 +1,8 @@
 """Tables 2 to 4 of the InvRE paper in small: guided noise against plain noise, pruning and dropout, one row at a time.
 
+No study: accuracy is that of a client whose data is one minibatch a round, or of parties that predict with a defense they did
+not train with, and cost counts kept bases; a plan trains with the defense it attacks.
+
     python benchmarks/invl_defenses.py rows
     python benchmarks/invl_defenses.py run --part attack --row InvL-GNP --data cifar10.npz --records 64 --out DIR
     python benchmarks/invl_defenses.py run --part accuracy --row InvL-GNP --data cifar10.npz --rounds 600 --seed 0 --out DIR
@@ -8,7 +11,7 @@
     python benchmarks/invl_defenses.py table --out DIR
 
 Every row of every part writes one JSON and depends on no other, so rows run in parallel; a finished one is not repeated.
-Settings are the paper's for CIFAR-10, whose δ is a variance. Attacks: plain and informed, as `update_defenses.py`; the ensemble
+Settings are the paper's for CIFAR-10, whose δ is a variance. Attacks: plain and informed; the ensemble
 quick-no-simulation-1 leaves out those that run a defense on every candidate. Accuracy and cost: see `invl_horizontal.py` and
 `invl_vertical.py`. What a kept basis costs in protection: `invl_kept.py`.
 """

@@ -18,7 +18,6 @@ import time
 from pathlib import Path
 from typing import Any
 
-import no_simulation  # noqa: F401  (adds the ensemble that --ensemble names)
 import torch
 
 from gradveil.client.update import run_client

@@ -1,5 +1,7 @@
 """What a kept or shared basis of guided noise costs in protection, in closed form and without an attack.
 
+No study: nothing is attacked; a closed form is evaluated.
+
     python benchmarks/invl_kept.py --data cifar10.npz --records 4 --rounds 50 500 --out kept.json
 
 InvL-GNP spoils an inverter of rank k by δ Σ_{i≤k} ‖u_iᵀ B‖² / σ_i² in expectation (Theorem 3, its inverse form), with B the

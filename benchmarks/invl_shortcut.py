@@ -1,5 +1,8 @@
 """Does noise along a class's own directions write the label into the picture? InvL-DNP with a basis per class, in training.
 
+No study: the trained network is asked about test pictures under noise of their own and of another class; a plan asks for
+accuracy.
+
     python benchmarks/invl_shortcut.py --data cifar10.npz --rounds 500 --seed 0 --out shortcut.json
 
 Trains as `invl_horizontal.py` does and asks the network about test pictures: clean, with the noise of their own class, and with

@@ -1,30 +1,25 @@
 """What Refiner costs a client: its step over an undefended and over a pruning step, and over the floor of the passes it needs.
 
-    OMP_NUM_THREADS=1 python benchmarks/refiner_cost.py --out FILE.json
-    python benchmarks/refiner_cost.py --device cuda --batch 128 --rounds 20 --out FILE.json
+    python -m benchmarks.refiner_cost --out FILE.json
+    python -m benchmarks.refiner_cost --device cuda --batch 128 --rounds 20 --out FILE.json
 
-A whole client is timed, data to payload. Everything is measured in one run, in turns, and the fastest of each counts, so that a
-busy machine harms all alike; ``--clock cpu`` counts the time this process ran. The floor is the same passes without Refiner: ten
-bare double-backward steps, ten passes to and fro through the evaluation network, and two gradients. The second part refines
-pictures for a LeNet together and one at a time. Exit code 1 where a limit is broken.
+A whole client is timed, data to payload. The floor is the same passes without Refiner: ten bare double-backward steps, ten
+passes to and fro through the evaluation network, and two gradients. The second part refines pictures for a LeNet together and one
+at a time. Exit code 1 where a limit is broken.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
-import platform
 import sys
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from gradveil import __version__
+from benchmarks.harness import Timer, arguments, finish, in_turns, read
 from gradveil.client.local_training import LocalTraining
 from gradveil.client.update import run_client
 from gradveil.defenses import Defense, build_defense
@@ -47,27 +42,6 @@ FLOOR_LIMIT = 1.1
 
 TOGETHER_LIMIT = 4.0
 """Pictures refined together must be this many times faster each than one at a time."""
-
-
-class Timer:
-    """Times calls in turns and keeps the fastest of each."""
-
-    def __init__(self, device: torch.device, clock: Callable[[], float]) -> None:
-        """Start with nothing timed."""
-        self.best: dict[str, float] = {}
-        self._device, self._clock = device, clock
-
-    def __call__(self, name: str, work: Callable[[], object]) -> None:
-        """Time one call."""
-        self._wait()
-        started = self._clock()
-        work()
-        self._wait()
-        self.best[name] = min(self.best.get(name, float("inf")), self._clock() - started)
-
-    def _wait(self) -> None:
-        if self._device.type == "cuda":
-            torch.cuda.synchronize()
 
 
 def make(model: str, device: torch.device, batch: int) -> tuple[Learner, Batch]:
@@ -115,22 +89,22 @@ def counting(module: nn.Module, counts: dict[str, int], name: str) -> Iterator[N
         handle.remove()
 
 
-def steps_of(model: str, options: argparse.Namespace, device: torch.device, clock: Callable[[], float]) -> dict[str, Any]:
+def steps_of(model: str, options: argparse.Namespace) -> dict[str, Any]:
     """Time whole clients with one model."""
-    learner, batch = make(model, device, options.batch)
+    learner, batch = make(model, torch.device(options.device), options.batch)
     defense, network = Refiner(), evaluation_network(Refiner().network, batch.inputs)
     counts: dict[str, int] = {}
     with counting(learner.model, counts, "model"), counting(network, counts, "network"):
         client(learner, batch, defense)  # also warms up
-    timer = Timer(device, clock)
-    for _ in range(options.rounds):
-        timer("undefended", lambda: client(learner, batch, build_defense("none")))
-        timer("pruning", lambda: client(learner, batch, build_defense("pruning(rate=0.9)")))
-        timer("refiner", lambda: client(learner, batch, defense))
-        timer("refiner, epsilon=0.1", lambda: client(learner, batch, Refiner(epsilon=0.1)))
-        timer("floor", lambda: floor(learner, network, batch, defense.steps))
-        timer("floor without network", lambda: floor(learner, _Nothing(), batch, defense.steps))
-    best = timer.best
+    ways = {
+        "undefended": lambda: client(learner, batch, build_defense("none")),
+        "pruning": lambda: client(learner, batch, build_defense("pruning(rate=0.9)")),
+        "refiner": lambda: client(learner, batch, defense),
+        "refiner, epsilon=0.1": lambda: client(learner, batch, Refiner(epsilon=0.1)),
+        "floor": lambda: floor(learner, network, batch, defense.steps),
+        "floor without network": lambda: floor(learner, _Nothing(), batch, defense.steps),
+    }
+    best = in_turns(ways, options.device, rounds=options.rounds, clock=options.clock)
     return {
         "model": model,
         "batch": options.batch,
@@ -160,11 +134,11 @@ def one_at_a_time(learner: Learner, singles: list[Batch]) -> None:
         client(learner, single, Refiner())
 
 
-def together(options: argparse.Namespace, device: torch.device, clock: Callable[[], float]) -> dict[str, Any]:
+def together(options: argparse.Namespace) -> dict[str, Any]:
     """Refine pictures for a LeNet together and one at a time."""
-    learner, batch = make("lenet", device, options.pictures)
+    learner, batch = make("lenet", torch.device(options.device), options.pictures)
     singles = [Batch(batch.inputs[i : i + 1], batch.targets[i : i + 1]) for i in range(min(options.singles, len(batch)))]
-    timer = Timer(device, clock)
+    timer = Timer(options.device, options.clock)
     for number in range(options.rounds + 1):
         timer("batch", lambda: client(learner, batch, Refiner()))
         timer("example", lambda: client(learner, batch, Refiner(match="example")))
@@ -184,46 +158,16 @@ def together(options: argparse.Namespace, device: torch.device, clock: Callable[
 
 
 def main() -> int:
-    """Measure, print, and tell whether the limits are kept."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    """Measure, and tell whether the limits are kept."""
+    parser = arguments(__doc__, rounds=3)
     parser.add_argument("--models", nargs="*", default=["lenet", "resnet18"])
     parser.add_argument("--batch", type=int, default=8, help="records per step")
     parser.add_argument("--pictures", type=int, default=128, help="refined together; 0 skips that part")
     parser.add_argument("--singles", type=int, default=8, help="of them, refined one at a time")
-    parser.add_argument("--rounds", type=int, default=3, help="turns; the fastest counts")
-    parser.add_argument("--device", default="cpu")
-    parser.add_argument("--clock", choices=("wall", "cpu"), default="wall")
-    parser.add_argument("--out", type=Path, help="write the figures as JSON")
-    options = parser.parse_args()
-    device, clock = torch.device(options.device), time.process_time if options.clock == "cpu" else time.perf_counter
-    rows = [steps_of(model, options, device, clock) for model in options.models]
-    for row in rows:
-        sys.stdout.write(
-            f"{row['model']:10} {row['over_undefended']:7.1f} undefended steps, {row['over_pruning']:7.1f} pruning steps (paper "
-            f"{row['paper_over_pruning']}), {row['over_floor']:.3f} of the floor ({row['floor_over_undefended']:.1f} undefended; "
-            f"{row['model_floor_over_undefended']:.1f} without the network): {'kept' if row['kept'] else 'broken'}\n"
-        )
-    pictures = together(options, device, clock) if options.pictures else None
-    if pictures is not None:
-        sys.stdout.write(
-            f"{pictures['pictures']} pictures together: {pictures['times_faster']['batch']:.2f} times faster each than alone "
-            f"(every example by itself: {pictures['times_faster']['example']:.2f}): {'kept' if pictures['kept'] else 'broken'}\n"
-        )
-    if options.out:
-        figures = {
-            "format": "gradveil-refiner-cost-1",
-            "version": __version__,
-            "torch": torch.__version__,
-            "device": options.device,
-            "machine": torch.cuda.get_device_name() if device.type == "cuda" else platform.machine(),
-            "threads": torch.get_num_threads(),
-            "clock": options.clock,
-            "rounds": options.rounds,
-            "models": rows,
-            "together": pictures,
-        }
-        options.out.parent.mkdir(parents=True, exist_ok=True)
-        options.out.write_text(json.dumps(figures, indent=1) + "\n", encoding="utf-8")
+    options = read(parser)
+    rows = [steps_of(model, options) for model in options.models]
+    pictures = together(options) if options.pictures else None
+    finish("refiner_cost", {"models": rows, "together": pictures}, options)
     return 0 if all(found["kept"] for found in (*rows, *([pictures] if pictures else []))) else 1
 
 

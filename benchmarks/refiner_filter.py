@@ -1,5 +1,7 @@
 """What is left of a picture in Refiner's robust one: de-blended and denoised, and through a filter learned on public pictures.
 
+No study: nothing is attacked; the last step of an attacker is given the picture that a perfect inversion would find.
+
     python benchmarks/refiner_filter.py --data cifar10_12k.npz --row refiner 'refiner(balance=1000)' --out DIR
 
 No attack is run: the restorers are given x* as the client made it, which is what a perfect inversion of a single picture's update

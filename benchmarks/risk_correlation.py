@@ -1,5 +1,8 @@
 """Does InvRE, which runs no attack, tell what attacks get? Figures 3 and 5 to 8 of Xu et al. 2025, on CIFAR-10.
 
+No study: attackers are mixed by how long they run, E[MSE] over iterations, and risks are taken per cut and strength; a plan
+has one attacker per cell.
+
     python benchmarks/risk_correlation.py list
     python benchmarks/risk_correlation.py run --part fig3-lenet-dlg --data cifar10.npz --out DIR
     python benchmarks/risk_correlation.py all --group cpu --workers 16 --data cifar10.npz --out DIR

@@ -4,41 +4,40 @@ The usual way is a chunked ``torch.func.jacrev`` and ``torch.linalg.svd``, in fl
 (exact, in float64) and ``leading``. Every measurement is a process of its own, so that its peak memory is its own; ways are
 interleaved and the fastest of each counts. On a machine that others use too, ``--clock cpu`` counts processor time.
 
-    python benchmarks/risk_spectra.py --rounds 3
-    python benchmarks/risk_spectra.py --rounds 1 --clock cpu --out results.json
+    python -m benchmarks.risk_spectra --rounds 3
+    python -m benchmarks.risk_spectra --rounds 1 --clock cpu --out results.json
 
 Large models, some pictures one after another, with peak memory of the device: ``gram`` of ResNet-18 at 32 pixels, in double
 precision and with tangents in single precision, each compared with ``leading``; and ``leading`` alone, as at 224 pixels.
 
-    python benchmarks/risk_spectra.py --large gram --device cuda --images 4
-    python benchmarks/risk_spectra.py --large leading --device cuda --data imagenet/ --read label_column=NAME --leading 32
-    python benchmarks/risk_spectra.py --large leading --images 1 --leading 16
+    python -m benchmarks.risk_spectra --large gram --device cuda --images 4
+    python -m benchmarks.risk_spectra --large leading --device cuda --data imagenet/ --read label_column=NAME --leading 32
+    python -m benchmarks.risk_spectra --large leading --images 1 --leading 16
 
 Many records, one by one and together, interleaved; the fastest of each way counts. ``--cut`` takes embeddings, not gradients.
 
-    python benchmarks/risk_spectra.py --many 16 --mode leading --clock cpu --threads 1
-    python benchmarks/risk_spectra.py --many 8 --model resnet18 --mode gram --device cuda --out many.json
-    python benchmarks/risk_spectra.py --many 8 --model resnet18 --mode leading --leading 16 --device cuda
+    python -m benchmarks.risk_spectra --many 16 --mode leading --clock cpu --threads 1
+    python -m benchmarks.risk_spectra --many 8 --model resnet18 --mode gram --device cuda --out many.json
+    python -m benchmarks.risk_spectra --many 8 --model resnet18 --mode leading --leading 16 --device cuda
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import platform
 import resource
 import subprocess
 import sys
 import time
 from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.func import jacrev
 
+from benchmarks.harness import arguments, finish, read
 from gradveil.data import load_data
 from gradveil.learning import EmbeddingLearner, Learner, loss_by_name
 from gradveil.models import build_model, split_model
@@ -123,9 +122,6 @@ def large(asked: argparse.Namespace) -> dict[str, Any]:
         "mode": asked.large,
         "input_shape": list(data.input_shape),
         "parameters": learner.parameters,
-        "device": torch.cuda.get_device_name() if device.type == "cuda" else platform.machine(),
-        "threads": torch.get_num_threads(),
-        "torch": torch.__version__,
         "runs": runs,
     }
 
@@ -208,7 +204,6 @@ def many(asked: argparse.Namespace) -> dict[str, Any]:
         "shared_values": found["together"][0].outputs,
         "records": asked.many,
         "at_once": min(at_once, asked.many),
-        "clock": asked.clock,
         "seconds_a_record": best,
         "speedup": best["one by one"] / best["together"],
         "peak_gb": {way: max(each.get("peak_gb", 0.0) for each in own) for way, own in runs.items()}
@@ -216,9 +211,6 @@ def many(asked: argparse.Namespace) -> dict[str, Any]:
         else {"process": round(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 / 1e9, 2)},
         "self_check": max(each.disagreement for own in found.values() for each in own),
         **_differences(found["one by one"], found["together"]),
-        "device": torch.cuda.get_device_name() if device.type == "cuda" else platform.machine(),
-        "threads": torch.get_num_threads(),
-        "torch": torch.__version__,
         "runs": runs,
     }
 
@@ -240,37 +232,26 @@ def _differences(alone: list[Spectrum], together: list[Spectrum]) -> dict[str, f
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = arguments(__doc__, rounds=3)
     parser.add_argument("--model", default="lenet")
     parser.add_argument("--row", type=int, default=0)
-    parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--clock", choices=("wall", "cpu"), default="wall")
     parser.add_argument("--only", choices=WAYS, help=argparse.SUPPRESS)
     parser.add_argument("--large", choices=("gram", "leading"), help="one mode on a large model, picture by picture")
     parser.add_argument("--many", type=int, default=0, metavar="N", help="N records one by one and together")
     parser.add_argument("--mode", choices=WAYS, default="gram", help="with --many")
     parser.add_argument("--cut", default="", help="with --many: the embedding at this cut, as in cut1")
     parser.add_argument("--most-bytes", type=int, default=0, help="with --many: memory for one program; 0 decides itself")
-    parser.add_argument("--device", default="cpu")
     parser.add_argument("--data", default="photos")
     parser.add_argument("--read", default="", help="how it is read, as in gradveil audit --read")
     parser.add_argument("--images", type=int, default=1)
     parser.add_argument("--leading", type=int, default=16, help="triplets sought")
     parser.add_argument("--precision", default="float32,float64", help="of the tangents, with --large gram")
     parser.add_argument("--at-once", type=int, default=0, help="products at once in mode leading; 0 lets memory decide")
-    parser.add_argument("--threads", type=int, default=0)
-    parser.add_argument("--out", type=Path)
-    asked = parser.parse_args()
-    if asked.threads:
-        torch.set_num_threads(asked.threads)
+    asked = read(parser)
     if asked.large or asked.many:
         if asked.large:
             asked.model = "resnet18" if asked.model == "lenet" else asked.model
-        result = large(asked) if asked.large else many(asked)
-        if asked.many:
-            print(json.dumps(result, indent=2))
-        if asked.out:
-            asked.out.write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")
+        finish("risk_spectra", large(asked) if asked.large else many(asked), asked)
         return
     if asked.only:
         print(json.dumps(one(asked.only, asked.model, asked.row)))
@@ -278,7 +259,17 @@ def main() -> None:
     runs: dict[str, list[dict[str, Any]]] = {way: [] for way in WAYS}
     for _ in range(asked.rounds):
         for way in WAYS:
-            command = [sys.executable, __file__, "--only", way, "--model", asked.model, "--row", str(asked.row)]
+            command = [
+                sys.executable,
+                "-m",
+                "benchmarks.risk_spectra",
+                "--only",
+                way,
+                "--model",
+                asked.model,
+                "--row",
+                str(asked.row),
+            ]
             done = subprocess.run(command, check=True, capture_output=True, text=True)
             runs[way].append(json.loads(done.stdout.splitlines()[-1]))
             print(runs[way][-1], flush=True)
@@ -286,10 +277,6 @@ def main() -> None:
     memory = {way: min(each["peak_mb"] for each in found) for way, found in runs.items()}
     result = {
         "model": asked.model,
-        "clock": asked.clock,
-        "threads": 1,
-        "torch": torch.__version__,
-        "machine": platform.processor() or platform.machine(),
         "seconds": best,
         "peak_mb": memory,
         "gram_speedup": best["dense"] / best["gram"],
@@ -297,9 +284,7 @@ def main() -> None:
         "gram_memory_ratio": memory["gram"] / memory["dense"],
         "invre": {way: found[0]["invre"] for way, found in runs.items()},
     }
-    print(json.dumps(result, indent=2))
-    if asked.out:
-        asked.out.write_text(json.dumps({**result, "runs": runs}, indent=2) + "\n", encoding="utf-8")
+    finish("risk_spectra", {**result, "runs": runs}, asked)
 
 
 if __name__ == "__main__":

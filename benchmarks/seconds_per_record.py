@@ -1,6 +1,6 @@
 """Seconds per reconstructed record at equal quality: the same recipe on one record after the other and on many at once.
 
-    python benchmarks/seconds_per_record.py --data cifar10.npz --device cuda --targets 256 --loop-targets 2 --out FILE
+    python -m benchmarks.seconds_per_record --data cifar10.npz --device cuda --targets 256 --loop-targets 2 --out FILE
 
 Steps per second say little if a faster program finds worse pictures. Here both ways run the same recipe to its end on
 undefended updates of a sigmoid LeNet, and PSNR is printed beside the seconds: of all records of a row, and of those that every
@@ -9,22 +9,19 @@ row has, since single records differ by ten decibels and more.
 
 from __future__ import annotations
 
-import argparse
-import json
-import sys
-import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from benchmarks.harness import Timer, arguments, finish, read
 from gradveil.attacks import launch
 from gradveil.attacks.ensembles import STANDARD
 from gradveil.audit.scene import Subject, build_subject, load_cell_data
 from gradveil.metrics import median
 from gradveil.metrics.psnr import peak_signal_to_noise
-from gradveil.provenance import provenance
+from gradveil.records import Reconstruction
 from gradveil.study.cell import Cell
 
 
@@ -33,11 +30,10 @@ def measure(subject: Subject, execution: str, count: int, common: int) -> dict[s
     attack = replace(STANDARD.members[0].attack, restarts=1)
     context = replace(subject.context(attack.steps), execution=execution)
     chosen = subject.targets[:count]
-    begun = time.perf_counter()
-    found = launch(attack, [target.observation for target in chosen], context)
-    if subject.cell.device == "cuda":
-        torch.cuda.synchronize()
-    seconds = time.perf_counter() - begun
+    found: list[Reconstruction] = []
+    seconds = Timer(subject.cell.device)(
+        execution, lambda: found.extend(launch(attack, [t.observation for t in chosen], context))
+    )
     ordered = sorted(found, key=lambda one: one.target)
     values = torch.cat([peak_signal_to_noise(one.inputs.cpu(), chosen[one.target].batch.inputs) for one in ordered])
     return {
@@ -54,14 +50,12 @@ def measure(subject: Subject, execution: str, count: int, common: int) -> dict[s
 
 def main() -> None:
     """Measure every way and print the ratios."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = arguments(__doc__, rounds=1)
     parser.add_argument("--data", default="photos")
-    parser.add_argument("--device", default="cpu")
     parser.add_argument("--targets", type=int, default=256)
     parser.add_argument("--loop-targets", type=int, default=2)
     parser.add_argument("--modes", default="batched,compiled")
-    parser.add_argument("--out", type=Path)
-    options = parser.parse_args()
+    options = read(parser)
     cell = Cell(data=options.data, device=options.device, records=options.targets)
     subject = build_subject(cell, load_cell_data(cell), rehearsals=0)
     few = options.loop_targets
@@ -69,10 +63,7 @@ def main() -> None:
     rows += [measure(subject, mode, options.targets, few) for mode in options.modes.split(",")]
     for row in rows:
         row["ratio_to_loop"] = round(rows[0]["seconds_per_record"] / row["seconds_per_record"], 1)
-    text = json.dumps({"model": "lenet", "rows": rows, "provenance": provenance(cell.seed, options.device)}, indent=1)
-    if options.out:
-        options.out.write_text(text + "\n", encoding="utf-8")
-    sys.stdout.write(text + "\n")
+    finish("seconds_per_record", {"model": "lenet", "data": Path(options.data).name, "rows": rows}, options)
 
 
 if __name__ == "__main__":

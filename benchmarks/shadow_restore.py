@@ -1,5 +1,7 @@
 """How much of the shadow's noise can be taken off by an attacker who found x + N exactly, with and without public pictures.
 
+No study: nothing is attacked; the last step of an attacker is given x + N.
+
     python benchmarks/shadow_restore.py --data pneumoniamnist.npz --out FILE
     python benchmarks/shadow_restore.py --data pneumoniamnist.npz --out FILE --variant 'no codes' --count 9
 

@@ -1,5 +1,7 @@
 """What the defenses of `shadow_xray.py` cost in F1 and accuracy, in a training that learns something.
 
+No study: F1 on one half of the test records, because the other half chose the settings; a plan takes all of them.
+
     python benchmarks/shadow_utility.py --data pneumoniamnist.npz --out FILE
 
 Several seeds and no attack. The same hospitals train a small ConvNet with five local epochs of plain SGD, which SCAFFOLD needs.
@@ -22,7 +24,7 @@ from shadow_xray import FEDAVG, ROWS, load, settings
 from gradveil import __version__
 from gradveil.federation.engine import train
 
-MODEL = Path(__file__).with_name("small_convnet.py")
+MODEL = Path(__file__).resolve().parents[1] / "studies" / "small_convnet.py"
 EPOCHS = 5
 CHEAP = "shadow(rounds={rounds}, until=1, latent_steps=10, fit_steps=1)"
 """The noise has the height of the paper's at every round; where it lies comes from fewer steps."""

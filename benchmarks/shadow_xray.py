@@ -1,5 +1,7 @@
 """The shadow defense beside others on chest X-rays: nine hospitals, whole image and target region, plain and informed attacker.
 
+No study: clients are attacked in the middle of a training, with the state they keep there; a plan attacks fresh clients.
+
     python benchmarks/shadow_xray.py run --data pneumoniamnist.npz --row shadow --out DIR
     python benchmarks/shadow_xray.py pictures --data pneumoniamnist.npz --out DIR
     python benchmarks/shadow_xray.py table --out DIR

@@ -1,5 +1,7 @@
 """How far a tiny change of the input turns the slope an attack follows, with one local step and with several.
 
+No study: nothing is attacked; the slope that attacks follow is probed.
+
     python benchmarks/slope_sensitivity.py --data cifar10.npz --out FILE.json
     python benchmarks/slope_sensitivity.py --data cifar10.npz --model convnet --learning-rate 0.001 --out FILE.json
 

@@ -1,28 +1,21 @@
 """Soteria's mask: all feature Jacobian norms in batched passes against one backward per feature, in one run.
 
 Released code walks through the features of the last layer: zero the input's gradient, one backward pass, one norm. The batched
-form takes the same rows of the same Jacobian under ``vmap``. Rounds are interleaved and the fastest of each is taken, so that a
-busy machine harms both alike; both masks are compared before anything is timed.
+form takes the same rows of the same Jacobian under ``vmap``. Both masks are compared before anything is timed.
 
-    python benchmarks/soteria_mask.py --model lenet
-    python benchmarks/soteria_mask.py --model resnet18 --device cuda
-    python benchmarks/soteria_mask.py --model resnet18 --device cuda --batch 8
+    python -m benchmarks.soteria_mask --model lenet
+    python -m benchmarks.soteria_mask --model resnet18 --device cuda
+    python -m benchmarks.soteria_mask --model resnet18 --device cuda --batch 8
 """
 
 from __future__ import annotations
 
-import argparse
-import json
-import platform
-import sys
-import time
-from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from benchmarks.harness import arguments, finish, in_turns, read
 from gradveil.defenses.soteria import column_mask, feature_sensitivities, last_linear_layer
 from gradveil.learning import Learner, loss_by_name
 from gradveil.models import build_model
@@ -51,17 +44,6 @@ def one_by_one(learner: Learner, inputs: Tensor) -> tuple[Tensor, Tensor]:
     return features.detach(), torch.stack(norms, dim=1)
 
 
-def timed(way: Callable[[], object], device: torch.device) -> float:
-    """Return seconds of one call."""
-    if device.type == "cuda":
-        torch.cuda.synchronize()
-    begun = time.perf_counter()
-    way()
-    if device.type == "cuda":
-        torch.cuda.synchronize()
-    return time.perf_counter() - begun
-
-
 def measure(model_name: str, batch: int, device: torch.device, rounds: int, side: int = 32) -> dict[str, Any]:
     """Interleave both ways for ``rounds`` rounds; return milliseconds of each, their ratio, and how far their norms differ."""
     model = build_model(model_name, input_shape=(3, side, side), classes=10, seed=Seed(0))
@@ -70,10 +52,7 @@ def measure(model_name: str, batch: int, device: torch.device, rounds: int, side
     ways = {"one_by_one": lambda: one_by_one(learner, inputs), "batched": lambda: feature_sensitivities(learner, inputs)}
     (features, slow), (_, fast) = ways["one_by_one"](), ways["batched"]()
     masks = [column_mask(features, norms, RATE, EPSILON) for norms in (slow, fast)]
-    best = {name: float("inf") for name in ways}
-    for _ in range(rounds):
-        for name, way in ways.items():
-            best[name] = min(best[name], timed(way, device))
+    best = in_turns(ways, device, rounds=rounds)
     return {
         "model": model_name,
         "batch": batch,
@@ -87,24 +66,13 @@ def measure(model_name: str, batch: int, device: torch.device, rounds: int, side
 
 def main() -> None:
     """Measure and print, and write JSON where asked."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--device", default="cpu")
+    parser = arguments(__doc__, rounds=5)
     parser.add_argument("--model", default="lenet")
     parser.add_argument("--batch", type=int, default=1)
     parser.add_argument("--side", type=int, default=32, help="height and width of the inputs")
-    parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--threads", type=int, default=1)
-    parser.add_argument("--out", type=Path)
-    options = parser.parse_args()
-    torch.set_num_threads(options.threads)
-    device = torch.device(options.device)
-    result = measure(options.model, options.batch, device, options.rounds, options.side)
-    name = torch.cuda.get_device_name(0) if device.type == "cuda" else platform.machine()
-    result |= {"device": name, "threads": options.threads, "torch": torch.__version__, "python": platform.python_version()}
-    text = json.dumps(result, indent=1)
-    sys.stdout.write(text + "\n")
-    if options.out:
-        options.out.write_text(text + "\n")
+    options = read(parser)
+    found = measure(options.model, options.batch, torch.device(options.device), options.rounds, options.side)
+    finish("soteria_mask", found, options)
 
 
 if __name__ == "__main__":

@@ -1,7 +1,8 @@
-"""Write what follows from declarations: the index of methods, and the tables of keys in the docs. ``make index`` runs it.
+"""Write what follows from other files: the index of methods, tables of keys, tables of studies. ``make index`` runs it.
 
 The index lets ``gradveil list`` and ``gradveil show`` answer without torch, and a client load one defense without the others.
-Tests compare both with what they are made of, so a new method or key is one place in the code and one run of this script.
+Tests compare all with what they are made of, so a new method, key or measurement is one place and one run of this script. What
+``studies/`` says of tables goes into the results too, which carry it to those who have no checkout; their figures stay.
 """
 
 from __future__ import annotations
@@ -11,11 +12,16 @@ import sys
 from pathlib import Path
 
 from gradveil.registry import INDEX
+from gradveil.report.study_tables import fill_studies
 from gradveil.storage.files import write_whole
+from gradveil.storage.study_file import read_study, write_study
+from gradveil.study.published import Study
 from gradveil.study.reference import fill_page
 from gradveil.testing.index import make_index
 
-DOCS = Path(__file__).resolve().parents[1] / "docs"
+ROOT = Path(__file__).resolve().parents[1]
+DOCS, RESULTS, STUDIES = ROOT / "docs", ROOT / "results", ROOT / "studies"
+PAGES = (ROOT / "README.md", *sorted(DOCS.glob("*.md")))
 
 
 def index_text() -> str:
@@ -23,10 +29,26 @@ def index_text() -> str:
     return json.dumps(make_index(), indent=1, ensure_ascii=False, sort_keys=True) + "\n"
 
 
+def page_text(page: Path) -> str:
+    """Return a page with all its tables made anew."""
+    return fill_studies(fill_page(page.read_text(encoding="utf-8")), RESULTS)
+
+
+def renew_layouts() -> None:
+    """Bring what the results say of their tables to what the study files say now."""
+    for file in sorted(STUDIES.glob("*.toml")):
+        path = RESULTS / f"{file.stem}.json.gz"
+        layout = Study.from_toml(file).layout.as_dict()
+        if path.is_file() and (found := read_study(path))["study"] != layout:
+            write_study(path, {**found, "study": layout})
+            print(f"{path.name} written")
+
+
 def main() -> int:
     """Write every file that differs from what it should hold."""
+    renew_layouts()
     wanted = {INDEX: index_text()}
-    wanted |= {page: fill_page(page.read_text(encoding="utf-8")) for page in sorted(DOCS.glob("*.md"))}
+    wanted |= {page: page_text(page) for page in PAGES}
     for path, text in wanted.items():
         if not path.is_file() or path.read_text(encoding="utf-8") != text:
             write_whole(path, text.encode())

@@ -1,4 +1,4 @@
-"""Make the picture and the table of README.md from the results of ``make audit``.
+"""Make the picture of README.md from the results of ``make audit``; its table comes from ``studies/first_light_audit.toml``.
 
 python scripts/make_readme_picture.py out/first-light
 """
@@ -13,11 +13,8 @@ from typing import Any
 import numpy as np
 from PIL import Image, ImageDraw, ImageFont
 
-from gradveil.storage.files import write_whole
-
 ROOT = Path(__file__).resolve().parent.parent
 DEFENSE = "pruning(rate=0.9)"
-MARK = "<!-- table: first light -->"
 SIZE, GAP, HEAD = 132, 10, 40
 
 
@@ -51,36 +48,10 @@ def picture(folder: Path, rows: list[dict[str, Any]], out: Path) -> None:
     sheet.save(out, optimize=True)
 
 
-def share(summary: dict[str, Any] | None) -> str:
-    """Return ``15 of 16 (72–99 %)``."""
-    if summary is None:
-        return "–"
-    found = summary["identified"]
-    return f"{found['count']} of {found['n']} ({100 * found['low']:.0f}–{100 * found['high']:.0f} %)"
-
-
-def table(rows: list[dict[str, Any]]) -> str:
-    """Return the measured table as Markdown."""
-    lines = ["| defense | identified, attacker ignores it | identified, attacker knows it | median PSNR | best null |"]
-    lines.append("|---|---|---|---|---|")
-    for row in rows:
-        psnr = row["selected"]["psnr"]
-        lines.append(
-            f"| `{row['cell']['defense']}` | {share(row['plain'])} | {share(row['informed'])} "
-            f"| {psnr['median']:.1f} dB ({psnr['low']:.1f}–{psnr['high']:.1f}) | {row['bar']['psnr']['value']:.1f} dB |"
-        )
-    return "\n".join(lines)
-
-
 def main() -> None:
-    """Write both."""
+    """Draw it."""
     folder = Path(sys.argv[1])
-    rows = cells(folder)
-    picture(folder, rows, ROOT / "docs" / "pictures" / "first_light.png")
-    readme = ROOT / "README.md"
-    before, _, rest = readme.read_text().partition(MARK)
-    after = rest[rest.index("\nThe attacker who ignores") :]
-    write_whole(readme, f"{before}{MARK}\n{table(rows)}\n{after}".encode())
+    picture(folder, cells(folder), ROOT / "docs" / "pictures" / "first_light.png")
 
 
 if __name__ == "__main__":

@@ -1,16 +1,20 @@
-"""What is made from declarations is what the declarations say: the index of methods, and the tables of keys in the docs."""
+"""What is made from other files is what those say: the index of methods, tables of keys, and tables of published studies."""
 
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
 
 from gradveil.registry import INDEX
+from gradveil.report.study_tables import fill_studies
+from gradveil.storage.study_file import read_study
 from gradveil.study.document import SECTIONS
+from gradveil.study.published import Study
 from gradveil.study.reference import fill_page, table_of
-from scripts.generate import DOCS, index_text
+from scripts.generate import DOCS, PAGES, RESULTS, ROOT, STUDIES, index_text, page_text
 
 AGAIN = "run `make index`"
 
@@ -19,10 +23,21 @@ def test_the_index_names_every_method() -> None:
     assert json.loads(INDEX.read_text(encoding="utf-8")) == json.loads(index_text()), AGAIN
 
 
-@pytest.mark.parametrize("page", sorted(DOCS.glob("*.md")), ids=lambda page: page.name)
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_tables_in_the_docs_are_current(page: Path) -> None:
-    text = page.read_text(encoding="utf-8")
-    assert fill_page(text) == text, AGAIN
+    assert page_text(page) == page.read_text(encoding="utf-8"), AGAIN
+
+
+@pytest.mark.parametrize("file", sorted(STUDIES.glob("*.toml")), ids=lambda file: file.stem)
+def test_a_study_its_results_and_its_page_agree(file: Path) -> None:
+    layout = Study.from_toml(file).layout
+    if not (RESULTS / f"{file.stem}.json.gz").is_file():
+        assert layout.page == "", "a page shows a study that has no results"
+        return
+    assert read_study(RESULTS / f"{file.stem}.json.gz")["study"] == layout.as_dict(), AGAIN
+    if layout.table != "none" and layout.page:
+        marks = re.findall(r"<!-- study: (.*?) -->", (ROOT / layout.page).read_text(encoding="utf-8"))
+        assert file.stem in [name.strip() for mark in marks for name in mark.split(",")], f"{layout.page} has no table of it"
 
 
 @pytest.mark.parametrize("section", SECTIONS)
@@ -33,3 +48,5 @@ def test_every_section_has_its_table_in_the_docs(section: str) -> None:
 def test_a_stale_table_is_noticed() -> None:
     page = "# Page\n\n<!-- keys: data -->\n| key |\n<!-- end -->\n"
     assert "`source`" in fill_page(page) != page
+    stale = "<!-- study: first_light_audit -->\n| `none` | 15 of 16 |\n<!-- end -->\n"
+    assert "| `none` | 16 of 16 (81–100 %) |" in fill_studies(stale, RESULTS) != stale

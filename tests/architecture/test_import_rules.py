@@ -333,7 +333,7 @@ for found in pkgutil.walk_packages(getattr(package, "__path__", []), package.__n
 ASK_FOR_HELP = """
 import sys
 from gradveil.cli import main
-for command in ("", "audit", "risk", "train", "init", "list", "show", "report", "recommend", "check"):
+for command in ("", "audit", "risk", "train", "init", "list", "show", "report", "recommend", "study run", "study table", "check"):
     sys.argv = ["gradveil", *command.split(), "--help"]
     try:
         status = main()

@@ -197,9 +197,62 @@ EMBEDDING_STANDARD = Ensemble(
     rehearsals=4,
 )
 
+# The rest stand for one question of one published table each, and are no judgement of a defense.
+
+# For large networks, where an ensemble costs minutes a row: the published recipe in its own settings, by someone who ignores the
+# defense, by someone who knows it and by someone who reads masks off the zeros; feature inversion costs next to nothing.
+PUBLISHED_RECIPE = Ensemble(
+    "published-recipe-1",
+    "Inverting gradients as published, 1,000 steps, plain, informed and with a mask; feature inversion.",
+    (Member(InvertingGradients(steps=1000), ("plain", "informed", "zero_mask")), Member(FeatureInversion(steps=300))),
+    rehearsals=1,
+)
+
+# What the published recipe lacks where only the loudest direction of each layer arrives: under one cosine that direction, which
+# hardly differs between pictures, drowns the quiet exact tensors, and one small weight of total variation leaves the rest noise.
+# Here it stands alone beside the cheap attack it has to beat; with no rehearsal the better fit is chosen.
+SMOOTH_LAYERS = Ensemble(
+    "smooth-layers-1",
+    "The smooth recipe that weighs all tensors alike, informed; feature inversion.",
+    (Member(_smooth_layers(1000), ("informed",)), Member(FeatureInversion(steps=300))),
+    rehearsals=0,
+)
+
+# Several rounds multiply the cost, and only those who know the tilt of the hardened SVDefense can use them: the two recipes of
+# `quick` as such attackers.
+INFORMED = Ensemble(
+    "informed-1",
+    "The two matching recipes of quick-1, informed; no rehearsal.",
+    tuple(Member(member.attack, ("informed",)) for member in QUICK.members[:2]),
+    rehearsals=0,
+)
+
+# What arrives exactly, or nearly so, says its last words late: the four smooth recipes of `standard`, informed, at full length.
+PATIENT = Ensemble(
+    "patient-1",
+    "The four smooth recipes of standard-1, informed, one start each; no rehearsal.",
+    tuple(Member(replace(member.attack, restarts=1), ("informed",)) for member in STANDARD.members[:4]),
+    rehearsals=0,
+)
+
+# For defenses that are dear to run, such as Refiner and guided noise: running them on every candidate would cost minutes to hours
+# a record on a processor. Tables made with these are plain against informed, and say so.
+QUICK_NO_SIMULATION, EMBEDDING_QUICK_NO_SIMULATION = (
+    Ensemble(
+        name,
+        f"{whole.name} without the attackers that run the defense's own code on their candidates.",
+        tuple(Member(m.attack, tuple(s for s in m.stances if s not in ("straight_through", "averaged"))) for m in whole.members),
+        rehearsals=whole.rehearsals,
+    )
+    for name, whole in (("quick-no-simulation-1", QUICK), ("embedding-quick-no-simulation-1", EMBEDDING_QUICK))
+)
+
 ENSEMBLES = {
     ensemble.name: ensemble
-    for ensemble in (QUICK, QUICK_2, QUICK_3, STANDARD, STANDARD_2, STANDARD_3, EMBEDDING_QUICK, EMBEDDING_STANDARD)
+    for ensemble in (
+        *(QUICK, QUICK_2, QUICK_3, STANDARD, STANDARD_2, STANDARD_3, EMBEDDING_QUICK, EMBEDDING_STANDARD),
+        *(PUBLISHED_RECIPE, SMOOTH_LAYERS, INFORMED, PATIENT, QUICK_NO_SIMULATION, EMBEDDING_QUICK_NO_SIMULATION),
+    )
 }
 
 

@@ -15,6 +15,7 @@ from gradveil.cli.recommend import recommend
 from gradveil.cli.report import report
 from gradveil.cli.risk import risk
 from gradveil.cli.show import show
+from gradveil.cli.study import study
 from gradveil.cli.train import train
 from gradveil.cli.version import print_version, version
 
@@ -56,5 +57,6 @@ app.command(name="list")(list_methods)
 app.command()(show)
 app.command()(report)
 app.command()(recommend)
+app.add_typer(study, name="study")
 app.command()(check)
 app.command()(version)

@@ -16,7 +16,7 @@ from gradveil.study.document import NO_OPTION, OF_PLAN
 
 if TYPE_CHECKING:
     from gradveil.study.plan import Plan
-    from gradveil.study.results import Run
+    from gradveil.study.run_result import Run
 
 __all__ = ["audit"]
 

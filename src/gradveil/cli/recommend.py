@@ -37,6 +37,7 @@ def recommend(
 
     Example: gradveil recommend audit-results --max-accuracy-drop 1 --max-time 1.2
     """
+    from gradveil.storage.study_file import as_folder
     from gradveil.study.load import load_run
     from gradveil.verdict.recommend import Requirements
     from gradveil.verdict.recommend import recommend as choose
@@ -49,7 +50,8 @@ def recommend(
         strict=strict,
         cut=cut,
     )
-    found = choose(load_run(folder), asked)
+    with as_folder(folder) as read:
+        found = choose(load_run(read), asked)
     if as_json:
         print_json(found.as_dict())
     else:

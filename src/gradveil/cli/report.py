@@ -20,13 +20,16 @@ def report(
 ) -> None:
     """Write the report of a results folder.
 
-    DIR is a folder that `gradveil audit` wrote; the report is one HTML file.
+    DIR is a folder that `gradveil audit` wrote, or the results file of a study; the report is one HTML file.
 
     Example: gradveil report audit-results -o report.html
     """
     from gradveil.report import write_report
+    from gradveil.storage.study_file import as_folder, is_study_file
 
-    path = write_report(folder, out, private)
+    packed = Path(f"{folder.name.removesuffix('.json.gz')}.html") if is_study_file(folder) else None
+    with as_folder(folder) as read:
+        path = write_report(read, out or packed, private)
     if as_json:
         print_json({"report": str(path), "private": private})
     else:

@@ -13,7 +13,8 @@ if TYPE_CHECKING:
 
     from gradveil.run.estimate import Estimate, TrainingEstimate
     from gradveil.study.measures import Share, Summary
-    from gradveil.study.results import CellResult, Run
+    from gradveil.study.results import CellResult
+    from gradveil.study.run_result import Run
     from gradveil.verdict.status import Setting
 
 __all__ = ["print_estimate", "print_results", "results_as_dict"]

@@ -24,7 +24,8 @@ from gradveil.report.risk_views import risk_section, told_coefficient
 from gradveil.report.utility_charts import curve_panels, decision_chart, training_chart
 from gradveil.storage.files import write_whole
 from gradveil.study.load import is_training, load_run, load_training
-from gradveil.study.results import CellResult, Run
+from gradveil.study.results import CellResult
+from gradveil.study.run_result import Run
 from gradveil.study.training_result import TrainingResult
 from gradveil.verdict import numbers, status, words
 

@@ -15,7 +15,7 @@ from gradveil.metrics import METRICS
 from gradveil.provenance import provenance
 from gradveil.study.cell import Cell
 from gradveil.study.plan import Plan
-from gradveil.study.results import Run
+from gradveil.study.run_result import Run
 
 __all__ = ["NOT_TESTED", "describe_cells", "describe_run"]
 

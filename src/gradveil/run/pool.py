@@ -16,6 +16,7 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +34,7 @@ from gradveil.study.cell import Cell
 from gradveil.study.federation import UtilitySettings
 from gradveil.study.load import load_run
 from gradveil.study.plan import Plan
-from gradveil.study.results import Run
+from gradveil.study.run_result import Run
 from gradveil.study.training import Training
 
 __all__ = ["Progress", "cell_key", "run_audit", "run_cell", "run_cells"]
@@ -68,6 +69,7 @@ def run_cells(
     describe: Callable[[list[str]], Run],
     *,
     utility: UtilitySettings | None = None,
+    attack: bool = True,
     workers: int | None = None,
     on_progress: Callable[[Progress], None] | None = None,
     materials: Materials | None = None,
@@ -79,6 +81,7 @@ def run_cells(
         out: Results folder.
         describe: Says what the run is, given the cells' keys.
         utility: How to train with the cells' defenses; None trains with none.
+        attack: Whether cells are attacked; otherwise only the trainings are run, and the run has no cells.
         workers: Processes; by default one per core on a CPU and one on a GPU.
         on_progress: Told after every cell, and every second while processes work.
         materials: What was read and built on the way here.
@@ -87,10 +90,12 @@ def run_cells(
     materials = materials or Materials()
     keys = [cell_key(cell, materials) for cell in cells]
     settlement = _UtilitySettlement(store, dict(zip(keys, cells, strict=True)), utility, materials)
-    jobs = [Job(cell, key) for cell, key in zip(cells, keys, strict=True)]
+    keys = keys if attack else []
+    jobs = [Job(cell, key) for cell, key in zip(cells, keys, strict=attack)]
     jobs += [Job(training, key) for training, key in settlement.trainings.items()]
+    described = describe(keys)
     with store.lock():
-        store.write_run(describe(keys))
+        store.write_run(described)
         done = {key for key in keys if store.read_cell(key) is not None}
         store.clear_shelves(set(keys) - done)
         done |= {key for key in settlement.trainings.values() if store.read_training(key) is not None}
@@ -106,7 +111,8 @@ def run_cells(
             _one_by_one(todo, out, board, materials)
         else:
             _in_processes(todo, out, count, board)
-    return load_run(out)
+    # Where nothing was attacked there are trainings alone, and no cell to read.
+    return load_run(out) if attack else replace(described, out=out)
 
 
 def _order(job: Job) -> tuple[bool, bool, int]:

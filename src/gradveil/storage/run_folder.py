@@ -27,7 +27,8 @@ from numpy.typing import NDArray
 from gradveil.errors import GradveilError, UsageError
 from gradveil.storage.files import json_bytes, locked_folder, write_whole
 from gradveil.study.codec import decode, encode
-from gradveil.study.results import CellResult, Run, Utility
+from gradveil.study.results import CellResult, Utility
+from gradveil.study.run_result import Run
 from gradveil.study.training_result import TrainingRecord
 
 __all__ = ["Store", "npz_bytes"]

@@ -15,7 +15,8 @@ from typing import Any, TypeVar
 
 from gradveil.errors import UsageError
 from gradveil.study.codec import Malformed, decode, read_json
-from gradveil.study.results import CellResult, Run, Timing, Utility
+from gradveil.study.results import CellResult, Timing, Utility
+from gradveil.study.run_result import Run
 from gradveil.study.training_result import TrainingRecord, TrainingResult, TrainingTiming
 
 __all__ = ["is_training", "load_run", "load_training", "without_folders"]

@@ -12,6 +12,7 @@ from typing import Any
 from gradveil.study.declare import keys_of
 from gradveil.study.document import KEYS, NO_OPTION, OF_PLAN, PAIRED, toml_text
 from gradveil.study.federation import FederationSettings
+from gradveil.study.published import STUDY_KEYS
 
 __all__ = ["OPTIONS", "fill_page", "options_of", "table_of"]
 
@@ -27,8 +28,8 @@ LONG = 40
 def table_of(section: str) -> str:
     """Return the keys of a section as a table in Markdown."""
     rows = ["| key | default | meaning |", "|---|---|---|"]
-    for key in (key for key in KEYS if key.section == section):
-        spans = key.axis and key.name not in (*PAIRED, "fail_if")
+    for key in (key for key in (*KEYS, *STUDY_KEYS) if key.section == section):
+        spans = key.axis and key.name not in (*PAIRED, "fail_if", "notes")
         lead = "*axis*: " if spans else ""
         rows.append(f"| `{key.toml}` | {_default(key.in_plan)} | {lead}{key.docs or key.meaning} |")
     return "\n".join(rows) + "\n"

@@ -12,7 +12,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from gradveil.errors import UsageError
 from gradveil.study.cell import CELL_FORMAT
 from gradveil.study.codec import BESIDE, OMITTED, REASONS, named
 from gradveil.study.measures import Estimate, Quality, Share, Summary
@@ -30,7 +29,6 @@ __all__ = [
     "Record",
     "Region",
     "Regret",
-    "Run",
     "Sent",
     "Threat",
     "Timing",
@@ -38,8 +36,6 @@ __all__ = [
     "Utility",
     "clearly_ahead",
 ]
-
-RUN_FORMAT = "gradveil-run-1"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -349,50 +345,3 @@ class CellResult:
         """Bytes sent relative to no defense: of whole trainings where there were some, else of one update."""
         trained = self.utility.up_ratio if self.utility is not None else None
         return self.bytes_ratio if trained is None else trained
-
-
-@dataclass(frozen=True, kw_only=True)
-class Run:
-    """A run: what was asked, where it ran, and the cells that are done, in plan order.
-
-    Attributes:
-        keys: Of all its cells, done or not.
-        cells: Those that are done.
-        notes: What was odd about the folder.
-        out: The folder.
-    """
-
-    KEYS = ("format", "version", "title", "command", "plan", "cells", "builtin_data", "not_tested", "provenance", "cards")
-    format = RUN_FORMAT
-
-    version: str = "unknown"
-    title: str = ""
-    command: str = ""
-    plan: Mapping[str, Any] = field(default_factory=dict)
-    keys: tuple[str, ...] = field(default=(), metadata=named("cells"))
-    builtin_data: bool = False
-    not_tested: tuple[str, ...] = ()
-    provenance: Mapping[str, Any] = field(default_factory=dict)
-    cards: Mapping[str, Mapping[str, Mapping[str, Any]]] = field(default_factory=dict)
-    cells: tuple[CellResult, ...] = field(default=(), metadata=BESIDE)
-    notes: tuple[str, ...] = field(default=(), metadata=BESIDE)
-    out: Path = field(default=Path(), metadata=BESIDE)
-
-    @property
-    def missing(self) -> tuple[str, ...]:
-        """Keys of the listed cells that are not done."""
-        done = {cell.key for cell in self.cells}
-        return tuple(key for key in self.keys if key not in done)
-
-    def cell(self, **settings: Any) -> CellResult:
-        """Return the one cell with these settings, as in ``run.cell(defense="none", batch_size=4)``.
-
-        Raises:
-            UsageError: No cell that is done has them, or several have.
-        """
-        found = [cell for cell in self.cells if all(cell.settings.get(name) == value for name, value in settings.items())]
-        if len(found) != 1:
-            asked = ", ".join(f"{name}={value!r}" for name, value in settings.items()) or "no settings"
-            cure = "name more settings" if found else f"there are {', '.join(str(c.settings.get('defense')) for c in self.cells)}"
-            raise UsageError(f"{len(found) or 'no'} cells of this run have {asked}; {cure}")
-        return found[0]

@@ -18,7 +18,8 @@ from gradveil.study.cell import HORIZONTAL
 from gradveil.study.checks import is_number
 from gradveil.study.codec import encode
 from gradveil.study.measures import Estimate, Share
-from gradveil.study.results import CellResult, Run
+from gradveil.study.results import CellResult
+from gradveil.study.run_result import Run
 from gradveil.verdict.numbers import count, interval, percent, points, times
 from gradveil.verdict.status import Setting, Status, settings_of, status_of
 

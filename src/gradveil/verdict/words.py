@@ -6,7 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from gradveil.study.results import CellResult, Run, Utility
+from gradveil.study.results import CellResult, Utility
+from gradveil.study.run_result import Run
 from gradveil.verdict.numbers import NBSP, accuracy, count, db, interval, ms, percent, points, size, times
 from gradveil.verdict.status import Headline, Status, bar_of, closer_than_null, status_of
 

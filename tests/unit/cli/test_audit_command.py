@@ -15,7 +15,7 @@ from gradveil.run import pool as audit_run
 from gradveil.run.pool import Progress
 from gradveil.study.load import load_run
 from gradveil.study.plan import Plan
-from gradveil.study.results import Run
+from gradveil.study.run_result import Run
 from tests.unit.report.example_results import DEFENSES, FAIL, Example, make_results
 
 Captured = pytest.CaptureFixture[str]

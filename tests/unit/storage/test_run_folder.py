@@ -22,7 +22,8 @@ from gradveil.study.cell import CELL_FORMAT
 from gradveil.study.codec import encode
 from gradveil.study.load import load_run
 from gradveil.study.measures import Estimate, Share, Summary
-from gradveil.study.results import CellResult, Defense, Run, Timing, Utility
+from gradveil.study.results import CellResult, Defense, Timing, Utility
+from gradveil.study.run_result import Run
 from gradveil.study.training_result import TrainingRecord
 
 KEY = "0123456789abcdef"

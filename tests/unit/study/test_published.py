@@ -1,58 +1,90 @@
-"""Everything published in results/ is read by the present classes, and what is written today is read back without a change."""
+"""A study file: a plan, how its results are shown, and one sentence for whatever is wrong with it."""
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from gradveil.errors import UsageError
-from gradveil.study.codec import decode, encode
-from gradveil.study.load import load_run
-from gradveil.study.results import CellResult, Run, Timing
+from gradveil.study.published import Layout, Study
 
-RESULTS = Path(__file__).resolve().parents[3] / "results"
-RUNS = sorted(path.parent for path in RESULTS.rglob("run.json"))
-CELLS = sorted(path for path in RESULTS.rglob("*.json") if '"format": "gradveil-cell-1"' in path.read_text(encoding="utf-8")[:60])
-OLD = ("measured", "region", "sees", "iip_1")
-"""Parts that cells of older versions lack."""
+TEXT = """
+[study]
+title = "two defenses"
+table = "attacks"
+page = "docs/page.md"
+notes = "on a busy core"
 
+[study.rows]
+"pruning(rate=0.9)" = "Prune"
+"none" = "none"
 
-@pytest.mark.parametrize("folder", RUNS, ids=lambda path: path.name)
-def test_a_published_run_is_read_whole(folder: Path) -> None:
-    raw = json.loads((folder / "run.json").read_text(encoding="utf-8"))
-    run = load_run(folder)
-    assert [cell.key for cell in run.cells] == raw["cells"] and run.missing == ()
-    assert encode(decode(Run, raw)) == raw
-    assert all(cell.timing.seconds and cell.n == len(cell.records) and cell.n == cell.selected.identified.n for cell in run.cells)
+[audit]
+records = 2
 
+[data]
+source = "cifar.npz"
 
-def test_there_is_something_to_read() -> None:
-    assert len(RUNS) >= 12 and len(CELLS) >= 104
-
-
-@pytest.mark.parametrize("path", CELLS, ids=lambda path: f"{path.parent.parent.name}-{path.stem}")
-def test_a_published_cell_is_read_and_written_again(path: Path) -> None:
-    raw = json.loads(path.read_text(encoding="utf-8"))
-    raw.pop("seconds", None)  # added by a benchmark
-    found = decode(CellResult, raw, path.name)
-    again = encode(found)
-    assert decode(CellResult, again) == found
-    if all(f'"{part}"' in path.read_text(encoding="utf-8") for part in OLD):
-        assert json.dumps(again) == json.dumps(raw), "keys, their order and every digit"
-    else:
-        assert again["selected"]["identified"] == raw["selected"]["identified"] and again["records"] == raw["records"]
-    timing = path.with_suffix(".timing.json")
-    if timing.is_file():
-        assert decode(Timing, json.loads(timing.read_text(encoding="utf-8"))).seconds
+[grid]
+defense = ["none", "pruning(rate=0.9)"]
+"""
 
 
-def test_a_cell_is_found_by_its_settings() -> None:
-    run = load_run(RESULTS / "first_light_audit")
-    cell = run.cell(defense="none")
-    assert cell.identified.count == cell.selected.identified.count == 16
-    with pytest.raises(UsageError, match="no cells of this run have defense='nothing'; there are "):
-        run.cell(defense="nothing")
-    with pytest.raises(UsageError, match="name more settings"):
-        run.cell()
+def write(folder: Path, text: str) -> Path:
+    path = folder / "mine.toml"
+    path.write_text(text, encoding="utf-8")
+    return path
+
+
+def test_a_study_is_a_plan_and_how_it_is_shown(tmp_path: Path) -> None:
+    study = Study.from_toml(write(tmp_path, TEXT))
+    assert study.name == "mine"
+    assert study.plans == (study.plan,)
+    assert study.plan.data == (str(tmp_path / "cifar.npz"),)
+    assert study.plan.title == study.layout.title == "two defenses"
+    assert study.layout.rows == (("pruning(rate=0.9)", "Prune"), ("none", "none"))
+    assert study.layout.notes == ("on a busy core",)
+    assert study.layout.as_dict()["rows"] == [["pruning(rate=0.9)", "Prune"], ["none", "none"]]
+    assert study.attacks
+
+
+def test_grids_change_the_plan_and_take_its_place(tmp_path: Path) -> None:
+    grids = '[[study.grids]]\nbatch_size = [1, 2]\n\n[[study.grids]]\nsource = "photos"\nseed = 4\nmodel = "convnet"\n'
+    study = Study.from_toml(write(tmp_path, TEXT + grids))
+    first, second = study.plans
+    assert (first.batch_size, first.data, first.seed) == ((1, 2), study.plan.data, 0)
+    assert (second.batch_size, second.data, second.seed, second.model) == ((1,), ("photos",), 4, ("convnet",))
+
+
+@pytest.mark.parametrize(
+    ("document", "sentence"),
+    [
+        ({"audit": {}}, r"no section \[study\]"),
+        ({"study": {"titel": "x"}}, "no key 'titel'; did you mean 'title'"),
+        ({"study": {"table": "acuracy"}}, "did you mean 'accuracy'"),
+        ({"study": {"rows": "none"}}, r"\[study.rows\]"),
+        ({"study": {"grids": {"steps": 3}}}, r"\[\[study.grids\]\]"),
+        ({"study": {"grids": [{"step": 3}]}}, "grid 1 has no key 'step'; did you mean 'steps'"),
+        ({"study": {"grids": [{"steps": -3}]}}, "grid 1: steps is -3"),
+        ({"study": {"table": "accuracy"}}, r"add a section \[utility\]"),
+        ({"study": {}, "audit": {"recods": 3}}, "did you mean 'records'"),
+    ],
+)
+def test_what_is_wrong_gets_one_sentence(document: dict[str, Any], sentence: str) -> None:
+    with pytest.raises(UsageError, match=sentence):
+        Study.from_dict(document, name="mine")
+
+
+def test_files_that_cannot_be_read(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="cannot read the study"):
+        Study.from_toml(tmp_path / "missing.toml")
+    with pytest.raises(UsageError, match="cannot be read as TOML"):
+        Study.from_toml(write(tmp_path, "[study"))
+
+
+def test_accuracies_need_no_attack() -> None:
+    study = Study.from_dict({"study": {"table": "accuracy"}, "utility": {"rounds": 2}}, name="mine")
+    assert not study.attacks
+    assert Layout().table == "attacks"

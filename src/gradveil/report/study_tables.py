@@ -1,0 +1,247 @@
+"""Tables of studies in Markdown, and the pages of the docs that show them. Results in, text out; needs no torch.
+
+A page marks the place of a table with ``<!-- study: NAME -->`` and ``<!-- end -->``; several names, with commas, make one table.
+``make index`` fills it, and a test says when page and results differ.
+"""
+
+from __future__ import annotations
+
+import re
+import statistics
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from gradveil.errors import UsageError
+from gradveil.storage.study_file import read_study
+
+__all__ = ["fill_studies", "table_of_studies"]
+
+MARK = re.compile(r"(<!-- study: ([\w, -]+?) -->\n).*?(<!-- end -->)", re.DOTALL)
+MISSING = "–"
+BASELINE = "none"
+AFTERWARDS = "lpips.json"
+"""Where the weights of LPIPS were not at hand, it was taken afterwards, from pictures rounded to eight bits."""
+Line = tuple[tuple[Any, ...], list[str]]
+"""Where a row stands, and its cells."""
+
+
+def fill_studies(page: str, results: Path) -> str:
+    """Return a page with the table of every marked study made anew from its results.
+
+    Args:
+        page: Markdown.
+        results: The folder that holds ``NAME.json.gz``.
+    """
+
+    def fill(found: re.Match[str]) -> str:
+        names = [name.strip() for name in found[2].split(",")]
+        return f"{found[1]}{table_of_studies([read_study(results / f'{name}.json.gz') for name in names])}{found[3]}"
+
+    return MARK.sub(fill, page)
+
+
+def table_of_studies(studies: Sequence[Mapping[str, Any]]) -> str:
+    """Return the table of one study, or one of several whose tables are of the same kind, the rows of all in one order."""
+    kinds = {str(study.get("study", {}).get("table", "none")) for study in studies}
+    names = ", ".join(str(study.get("name")) for study in studies)
+    if len(kinds) != 1:
+        raise UsageError(f"the studies {names} have tables of several kinds: {', '.join(sorted(kinds))}; ask for each alone")
+    kind = kinds.pop()
+    if kind not in MAKERS:
+        raise UsageError(f"the study {names} has no table: its figures stand in `documents`, and a page tells of them")
+    head, rows = MAKERS[kind]
+    titles: dict[str, str] = {}
+    for study in studies:
+        titles |= {spelling: title for spelling, title in study["study"].get("rows", []) if spelling not in titles}
+    lines = sorted((line for study in studies for line in rows(study, list(titles))), key=lambda line: line[0])
+    rule = "|" + "---|" * len(head)
+    top, *body = (f"| {' | '.join(cells)} |" for cells in (head, *(cells for _, cells in lines)))
+    return "\n".join([top, rule, *body]) + "\n"
+
+
+def _titles(study: Mapping[str, Any]) -> dict[str, str]:
+    return {spelling: title for spelling, title in study["study"].get("rows", [])}
+
+
+def _spelt(study: Mapping[str, Any], spelling: str) -> str:
+    """Return a setting as the study spells it; cells spell defenses with all that decides them."""
+    return str(study.get("spellings", {}).get(spelling, spelling))
+
+
+def _shown(study: Mapping[str, Any], name: str) -> list[tuple[Mapping[str, Any], str]]:
+    """Return the cells that the table shows, with the title of the setting its rows are about."""
+    titles = _titles(study)
+    cells = [(cell, _spelt(study, cell["cell"][name])) for cell in study.get("cells", [])]
+    return [(cell, titles.get(spelling, f"`{spelling}`")) for cell, spelling in cells if spelling in titles or not titles]
+
+
+def _attacks(study: Mapping[str, Any], order: Sequence[str]) -> list[Line]:
+    lines = []
+    afterwards = study.get("documents", {}).get(AFTERWARDS, {})
+    for number, (cell, title) in enumerate(_shown(study, "defense")):
+        plain, informed, bar = cell["plain"], cell["informed"] or cell["plain"], cell["bar"]
+        own = afterwards.get(cell["key"], {})
+        null = bar["identified"]
+        cells = [
+            title,
+            _identified(plain),
+            _number(plain, "psnr"),
+            _identified(informed),
+            _number(informed, "psnr"),
+            _number(informed, "ssim", 3),
+            f"{own.get('informed', own['plain']):.3f}".lstrip("0") if own else _number(informed, "lpips", 3),
+            f"{null['value'] * cell['n']:.0f} ({null['null'].replace('_', ' ')})",
+            f"{bar['psnr']['value']:.1f}",
+        ]
+        lines.append(((_place(order, _spelt(study, cell["cell"]["defense"])), title, number), cells))
+    return lines
+
+
+def _settings(study: Mapping[str, Any], order: Sequence[str]) -> list[Line]:
+    lines = []
+    for number, (cell, title) in enumerate(_shown(study, "model")):
+        asked, chosen = cell["cell"], cell["selected"]
+        size, steps, cap = int(asked["batch_size"]), int(asked["local_steps"]), int(asked.get("steps", 0))
+        names = _titles(study)
+        attackers = [names.get(asked["ensemble"], asked["ensemble"]), *([f"≤ {cap:,} steps"] if cap else [])]
+        cells = [
+            title,
+            str(size),
+            f"{steps} (FedAvg)" if steps > 1 else str(steps),
+            ", ".join([*attackers, *(["CPU"] if asked.get("device") == "cpu" else [])]),
+            _identified(chosen),
+            _spread(chosen, "psnr"),
+            _number(chosen, "ssim", 3),
+            _number(cell["best_by_truth"], "psnr"),
+            f"{cell['bar']['psnr']['value']:.1f}",
+        ]
+        lines.append(((_place(order, asked["model"]), size, steps, _strength(asked["ensemble"]), number), cells))
+    return lines
+
+
+def _summary(study: Mapping[str, Any], order: Sequence[str]) -> list[Line]:
+    lines = []
+    for number, (cell, title) in enumerate(_shown(study, "defense")):
+        psnr = f"{_spread(cell['selected'], 'psnr', ' dB')}"
+        null = f"{cell['bar']['psnr']['value']:.1f} dB"
+        cells = [title, _identified(cell["plain"]), _identified(cell["informed"]), psnr, null]
+        lines.append(((_place(order, _spelt(study, cell["cell"]["defense"])), number), cells))
+    return lines
+
+
+@dataclass(frozen=True)
+class _Trained:
+    """What a training left, in whichever format."""
+
+    accuracy: float
+    up: float
+    down: float
+    slower: float | None
+
+
+def _accuracy(study: Mapping[str, Any], order: Sequence[str]) -> list[Line]:
+    found: dict[str, dict[int, _Trained]] = {}
+    for defense, seed, trained in _trainings(study):
+        found.setdefault(_spelt(study, defense), {})[seed] = trained
+    titles = _titles(study) or {defense: f"`{defense}`" for defense in found}
+    if BASELINE not in found:
+        raise UsageError(f"the study {study.get('name')} has no undefended training to compare with")
+    shown = [(defense, title) for defense, title in titles.items() if defense in found]
+    return [((_place(order, defense),), [title, *_paired(found[defense], found[BASELINE])]) for defense, title in shown]
+
+
+def _trainings(study: Mapping[str, Any]) -> list[tuple[str, int, _Trained]]:
+    found = []
+    for each in study.get("trainings", []):
+        timing = study.get("training_timings", {}).get(each["key"], {})
+        sent, asked = each["bytes"], each["training"]
+        trained = _Trained(each["final_accuracy"], sent["up"], sent["down"], (timing.get("latency") or {}).get("ratio"))
+        found.append((asked["defense"], asked["seed"], trained))
+    for each in study.get("documents", {}).values():
+        if isinstance(each, Mapping) and each.get("format") == "gradveil-accuracy-1":
+            ratio = (each.get("latency") or {}).get("ratio")
+            trained = _Trained(each["final_accuracy"], each["bytes_up"], each["bytes_down"], ratio)
+            found.append((each["settings"]["defense"], each["settings"]["seed"], trained))
+    return found
+
+
+def _paired(own: Mapping[int, _Trained], undefended: Mapping[int, _Trained]) -> list[str]:
+    pairs = [(own[seed], undefended[seed]) for seed in sorted(own.keys() & undefended.keys())]
+    slower = [a.slower for a, _ in pairs if a.slower]
+    return [
+        _mean([100 * a.accuracy for a, _ in pairs]),
+        _mean([100 * (a.accuracy - b.accuracy) for a, b in pairs], sign="+"),
+        f"{statistics.mean(a.accuracy / b.accuracy for a, b in pairs):.3f}",
+        f"{statistics.mean(a.up / b.up for a, b in pairs):.2f}",
+        f"{statistics.mean((a.up + a.down) / (b.up + b.down) for a, b in pairs):.2f}",
+        f"{statistics.median(slower):.2f}×" if slower else MISSING,
+    ]
+
+
+def _mean(values: Sequence[float], sign: str = "") -> str:
+    from gradveil.run.pairs import t_interval  # scipy takes longer to load than a report to write
+
+    found = t_interval(values)
+    half = "" if found.high is None else f" ± {found.high - found.value:.1f}"
+    return f"{found.value:{sign}.1f}{half}"
+
+
+def _place(order: Sequence[str], spelling: str) -> int:
+    return order.index(spelling) if spelling in order else len(order)
+
+
+def _strength(ensemble: str) -> tuple[int, str]:
+    """Return a place for an ensemble: the strongest first, as far as names tell."""
+    kinds = ("standard", "quick")
+    return next((place for place, kind in enumerate(kinds) if ensemble.startswith(kind)), len(kinds)), ensemble
+
+
+def _identified(summary: Mapping[str, Any] | None) -> str:
+    """Return ``15 of 16 (72–99 %)``."""
+    if summary is None:
+        return MISSING
+    found = summary["identified"]
+    return f"{found['count']} of {found['n']} ({100 * found['low']:.0f}–{100 * found['high']:.0f} %)"
+
+
+def _number(summary: Mapping[str, Any] | None, name: str, digits: int = 1) -> str:
+    found = (summary or {}).get(name)
+    if not isinstance(found, Mapping) or found.get("median") is None:
+        return MISSING
+    text = f"{found['median']:.{digits}f}"
+    return text.lstrip("0") if digits > 1 else text
+
+
+def _spread(summary: Mapping[str, Any], name: str, unit: str = "") -> str:
+    found = summary[name]
+    return f"{found['median']:.1f}{unit} ({found['low']:.1f}–{found['high']:.1f})"
+
+
+def _head(text: str) -> list[str]:
+    return [each.strip() for each in text.split("|")]
+
+
+MAKERS: dict[str, tuple[list[str], Callable[[Mapping[str, Any], Sequence[str]], list[Line]]]] = {
+    "attacks": (
+        _head(
+            "defense | plain: identified | PSNR, dB | informed: identified | PSNR, dB | SSIM | LPIPS | null: identified | PSNR"
+        ),
+        _attacks,
+    ),
+    "settings": (
+        _head(
+            "model | batch | local steps | attackers | identified | median PSNR, dB | SSIM | best by truth, dB | best null, dB"
+        ),
+        _settings,
+    ),
+    "summary": (
+        _head("defense | identified, attacker ignores it | identified, attacker knows it | median PSNR | best null"),
+        _summary,
+    ),
+    "accuracy": (
+        _head("defense | accuracy, % | difference, points | PMM | bytes up | bytes both | client time"),
+        _accuracy,
+    ),
+}

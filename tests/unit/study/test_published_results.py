@@ -1,0 +1,68 @@
+"""Everything published in results/ is read by the present classes, and what is written today is read back without a change."""
+
+from __future__ import annotations
+
+import json
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gradveil.errors import UsageError
+from gradveil.storage.study_file import as_folder, read_study
+from gradveil.study.codec import decode, encode
+from gradveil.study.load import load_run
+from gradveil.study.results import CellResult, Timing
+
+RESULTS = Path(__file__).resolve().parents[3] / "results"
+FILES = sorted(RESULTS.glob("*.json.gz"))
+OLD = ("measured", "region", "sees", "iip_1")
+"""Parts that cells of older versions lack."""
+
+
+@cache
+def study(path: Path) -> dict[str, Any]:
+    return read_study(path)
+
+
+def cells_in(value: Any) -> list[dict[str, Any]]:
+    """Return every cell that stands somewhere in a published file, be it as a document."""
+    if isinstance(value, dict):
+        if value.get("format") == "gradveil-cell-1":
+            return [value]
+        return [cell for each in value.values() for cell in cells_in(each)]
+    return [cell for each in value for cell in cells_in(each)] if isinstance(value, list) else []
+
+
+def test_there_is_something_to_read() -> None:
+    assert len(FILES) >= 20
+    assert sum(len(cells_in(study(path))) for path in FILES) >= 104
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: path.name.removesuffix(".json.gz"))
+def test_published_cells_are_read_and_written_again(path: Path) -> None:
+    content = study(path)
+    for raw in cells_in(content):
+        raw = {name: value for name, value in raw.items() if name != "seconds"}  # added by a benchmark
+        found = decode(CellResult, raw, path.name)
+        again = encode(found)
+        assert decode(CellResult, again) == found
+        text = json.dumps(raw)
+        if all(f'"{part}"' in text for part in OLD):
+            assert json.dumps(again, sort_keys=True) == json.dumps(raw, sort_keys=True), "every key and every digit"
+        else:
+            assert again["selected"]["identified"] == raw["selected"]["identified"] and again["records"] == raw["records"]
+    for timing in (content.get("timings") or {}).values():
+        assert decode(Timing, timing).seconds
+
+
+def test_a_cell_is_found_by_its_settings() -> None:
+    with as_folder(RESULTS / "first_light_audit.json.gz") as folder:
+        run = load_run(folder)
+    cell = run.cell(defense="none")
+    assert cell.identified.count == cell.selected.identified.count == 16
+    with pytest.raises(UsageError, match="no cells of this run have defense='nothing'; there are "):
+        run.cell(defense="nothing")
+    with pytest.raises(UsageError, match="name more settings"):
+        run.cell()
