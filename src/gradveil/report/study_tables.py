@@ -24,18 +24,8 @@ BASELINE = "none"
 AFTERWARDS = "lpips.json"
 """Where the weights of LPIPS were not at hand, it was taken afterwards, from pictures rounded to eight bits."""
 APART = (
-    "data",
-    "model",
-    "state",
-    "batch_size",
-    "local_steps",
-    "clients",
-    "rounds",
-    "cut",
-    "ensemble",
-    "steps",
-    "records",
-    "seed",
+    *("data", "model", "state", "batch_size", "local_steps", "clients", "rounds", "cut"),
+    *("ensemble", "steps", "records", "seed"),
 )
 """Settings that tell two rows of one defense apart."""
 Line = tuple[tuple[Any, ...], list[str]]
@@ -99,7 +89,7 @@ def _told_apart(study: Mapping[str, Any]) -> list[tuple[Mapping[str, Any], str]]
     for cell, title in shown:
         alike = [other["cell"] for other, same in shown if same == title]
         own = [name for name in APART if len({str(settings.get(name)) for settings in alike}) > 1]
-        told.append((cell, ", ".join([title, *(f"{name} {cell['cell'].get(name)}" for name in own)])))
+        told.append((cell, ", ".join([title, *(f"{name} {cell['cell'][name]}" for name in own if name in cell["cell"])])))
     return told
 
 

@@ -58,8 +58,8 @@ def test_rows_of_one_defense_say_what_else_differs() -> None:
     found = study("attacks", cell("a", records=32), cell("b", records=16, rounds=4), cell("c", defense="dgp"))
     assert [line.split(" | ")[0] for line in body(found)] == [
         "| `dgp`",
+        "| `none`, records 32",
         "| `none`, rounds 4, records 16",
-        "| `none`, rounds None, records 32",
     ]
 
 
