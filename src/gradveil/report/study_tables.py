@@ -23,6 +23,11 @@ MISSING = "–"
 BASELINE = "none"
 AFTERWARDS = "lpips.json"
 """Where the weights of LPIPS were not at hand, it was taken afterwards, from pictures rounded to eight bits."""
+APART = (
+    *("data", "model", "state", "batch_size", "local_steps", "clients", "rounds", "cut"),
+    *("ensemble", "steps", "records", "seed"),
+)
+"""Settings that tell two rows of one defense apart."""
 Line = tuple[tuple[Any, ...], list[str]]
 """Where a row stands, and its cells."""
 
@@ -77,10 +82,21 @@ def _shown(study: Mapping[str, Any], name: str) -> list[tuple[Mapping[str, Any],
     return [(cell, titles.get(spelling, f"`{spelling}`")) for cell, spelling in cells if spelling in titles or not titles]
 
 
+def _told_apart(study: Mapping[str, Any]) -> list[tuple[Mapping[str, Any], str]]:
+    """Return the cells of a table of defenses; where several grids hold one defense, the title says what else differs."""
+    shown = _shown(study, "defense")
+    told = []
+    for cell, title in shown:
+        alike = [other["cell"] for other, same in shown if same == title]
+        own = [name for name in APART if len({str(settings.get(name)) for settings in alike}) > 1]
+        told.append((cell, ", ".join([title, *(f"{name} {cell['cell'][name]}" for name in own if name in cell["cell"])])))
+    return told
+
+
 def _attacks(study: Mapping[str, Any], order: Sequence[str]) -> list[Line]:
     lines = []
     afterwards = study.get("documents", {}).get(AFTERWARDS, {})
-    for number, (cell, title) in enumerate(_shown(study, "defense")):
+    for number, (cell, title) in enumerate(_told_apart(study)):
         plain, informed, bar = cell["plain"], cell["informed"] or cell["plain"], cell["bar"]
         own = afterwards.get(cell["key"], {})
         null = bar["identified"]
@@ -123,7 +139,7 @@ def _settings(study: Mapping[str, Any], order: Sequence[str]) -> list[Line]:
 
 def _summary(study: Mapping[str, Any], order: Sequence[str]) -> list[Line]:
     lines = []
-    for number, (cell, title) in enumerate(_shown(study, "defense")):
+    for number, (cell, title) in enumerate(_told_apart(study)):
         psnr = f"{_spread(cell['selected'], 'psnr', ' dB')}"
         null = f"{cell['bar']['psnr']['value']:.1f} dB"
         cells = [title, _identified(cell["plain"]), _identified(cell["informed"]), psnr, null]

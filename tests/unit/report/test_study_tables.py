@@ -54,6 +54,15 @@ def test_attacks_in_the_order_of_the_rows() -> None:
     ]
 
 
+def test_rows_of_one_defense_say_what_else_differs() -> None:
+    found = study("attacks", cell("a", records=32), cell("b", records=16, rounds=4), cell("c", defense="dgp"))
+    assert [line.split(" | ")[0] for line in body(found)] == [
+        "| `dgp`",
+        "| `none`, records 32",
+        "| `none`, rounds 4, records 16",
+    ]
+
+
 def test_several_studies_make_one_table() -> None:
     one = study("attacks", cell("a"), rows=(("none", "no defense"), ("dgp", "DGP")))
     two = study("attacks", cell("b", defense="dgp"), rows=(("dgp", "DGP, later"),))
