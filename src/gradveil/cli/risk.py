@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -11,20 +10,17 @@ import typer
 
 from gradveil.cli.options import with_options
 from gradveil.cli.output import AsJson, console, note, out_path, print_json
-from gradveil.errors import UsageError, suggest
+from gradveil.errors import UsageError
 from gradveil.study.cell import HORIZONTAL, Cell
 from gradveil.study.declare import keys_of
 
 if TYPE_CHECKING:
     from gradveil.data import Dataset
-    from gradveil.study.limits import Limit
-    from gradveil.study.risks import Assessment, RiskRecord, RiskResult
-    from gradveil.verdict.limits import Outcome
+    from gradveil.study.risks import RiskResult
 
 __all__ = ["risk"]
 
 Texts = list[str] | None
-MODES = ("auto", "dense", "gram", "leading")
 SHOWN = 5
 SCORED = ("data", "labels", "scale", "read", "weights", "loss", "local_steps", "parts", "party", "seed")
 ASKED = tuple(key for key in keys_of(Cell) if key.name in SCORED)
@@ -61,135 +57,50 @@ def risk(
 
     Example: gradveil risk --data scans.npz --model net.py:make --defense 'gaussian_noise(std=0.01)' --fail-if 'invre>0.45'
     """
-    if mode not in MODES:
-        raise UsageError(f"there is no mode {mode!r}{suggest(mode, MODES)}")
     if private and out is None:
         raise UsageError("--private writes a page of pictures; name a folder for it with --out")
     if records < 1:
         raise UsageError(f"--records is {records}; score at least 1")
-    models = model or ["lenet"]
-    if asked.get("weights") and len(models) > 1:
-        raise UsageError("--weights belong to one model; score models with weights one at a time")
     from gradveil.risk.calibration import read_alpha
+    from gradveil.run.exposure import assess_risk
     from gradveil.study.codec import encode
     from gradveil.study.limits import parse_limit
-    from gradveil.verdict.limits import enforce
+    from gradveil.verdict.limits import compare_assessments, enforce
 
     limits = [parse_limit(text, ("invre",)) for text in fail_if or []]
-    centre = read_alpha(alpha)
     if asked.get("scale") == "auto":
         asked["scale"] = ""
-    base = Cell(**asked, state="given" if asked.get("weights") else "untrained", device=device)
-    cuts = _cuts(cut or ["none"], base)
+    cell = Cell(**asked, records=records, state="given" if asked.get("weights") else "untrained", device=device)
     if out is not None:
         _write(out, {})  # found out before the scores are computed, not after
-    dataset, found = _assess(
-        base, models, cuts, defense or [], records, {"mode": mode, "alpha": centre, "noise_form": noise_form}, quiet
+    found = assess_risk(
+        cell,
+        models=model or (),
+        cuts=cut or (HORIZONTAL,),
+        defenses=defense or (),
+        mode=mode,
+        noise_form=noise_form,
+        alpha=read_alpha(alpha),
+        ranked=compare,
+        on_record=None if quiet else lambda name, done: _tell(name, done, records),
     )
-    result = _result(found, dataset, centre, compare or len(models) * len(cuts) > 1)
-    calibrated = _calibration(found, dataset, base.weights, base.seed) if calibrate else None
-    page = None
+    result, page = found.result, None
+    calibrated = found.calibration().as_dict() if calibrate else None
     if out is not None:
         _write(out, {"risk.json": encode(result), **({"alpha.json": calibrated} if calibrated else {})})
-        page = _write_page(out, result, base.data, dataset, private)
+        page = _write_page(out, result, cell.data, found.dataset, private)
     if as_json:
         print_json(encode(result) if calibrated is None else {**encode(result), "calibration": calibrated})
     else:
         _print(result, out, page)
         if calibrated is not None:
             typer.echo(f"alpha = {calibrated['alpha']:.4f} over {calibrated['records']} undefended records")
-    enforce(_outcome(limits, found))
+    enforce(compare_assessments(limits, result.assessments))
 
 
-def _cuts(names: Sequence[str], base: Cell) -> list[dict[str, Any]]:
-    """Return what each cut sets in a cell; ``none`` is no cut, and then nobody owns a part."""
-    if base.party < 0:
-        raise UsageError(f"--party is {base.party}; count parties from 0")
-    if (base.parts != "whole" or base.party) and not set(names) - {HORIZONTAL}:
-        raise UsageError("--parts and --party are for cut models; add --cut, as in --cut cut1, or leave them out")
-    return [{"cut": each} if each != HORIZONTAL else {"parts": "whole", "party": 0} for each in names]
-
-
-def _assess(
-    base: Cell,
-    models: Sequence[str],
-    cuts: Sequence[dict[str, Any]],
-    defenses: Sequence[str],
-    records: int,
-    options: dict[str, Any],
-    quiet: bool,
-) -> tuple[Dataset, list[Assessment]]:
-    from gradveil.audit.party import own_data
-    from gradveil.audit.scene import build_learner, load_cell_data
-    from gradveil.defenses import build_defense
-    from gradveil.randomness import Seed
-    from gradveil.risk.exposure import assess
-    from gradveil.run.vertical_grid import fitting_cells
-    from gradveil.tensors import find_device
-
-    cell = base.replace(device=find_device(base.device))
-    dataset = load_cell_data(cell)
-    if records > len(dataset):
-        raise UsageError(f"--records is {records} and {dataset.name!r} has {len(dataset)}; lower it")
-    order = Seed(cell.seed).child("records").numpy("choice").permutation(len(dataset)).tolist()
-    rows = sorted(order[:records])
-    found = []
-    spellings = dict.fromkeys(["none", *defenses])
-    grid = [cell.replace(model=model, defense=name, **cut) for model in models for cut in cuts for name in spellings]
-    for each in fitting_cells(grid):
-        defense = build_defense(each.defense)
-        learner = build_learner(each, dataset, defense)
-        name = f"{each.model} · {each.cut}" if each.cut else each.model
-        batch = own_data(each, dataset).batch(rows)
-        show = _progress(f"{name} · {each.defense}", records, quiet)
-        found.append(
-            assess(learner, batch, defense, **options, model=name, rows=rows, seed=Seed(cell.seed), progress=show),
-        )
-    return dataset, found
-
-
-def _outcome(limits: Sequence[Limit], found: Sequence[Assessment]) -> Outcome:
-    """Compare model by model, so that the undefended baseline of each stands beside its own defenses."""
-    from gradveil.verdict.limits import Outcome, compare_risk
-
-    models = dict.fromkeys(each.model for each in found)
-    parts = [compare_risk(limits, [(each.defense, _named(each)) for each in found if each.model == name]) for name in models]
-    violations = tuple(violation for part in parts for violation in part.violations)
-    doubts = tuple(dict.fromkeys(doubt for part in parts for doubt in part.doubts))
-    return Outcome(violations, doubts, sum(part.judged for part in parts))
-
-
-def _named(each: Assessment) -> list[RiskRecord]:
-    """Return the records of an assessment as limits know them, called by their row."""
-    from gradveil.study.risks import RiskRecord
-
-    return [
-        RiskRecord(pseudonym=f"row {record.row} under {each.model}", invre=record.invre, low=record.low, high=record.high)
-        for record in each.records
-    ]
-
-
-def _progress(name: str, records: int, quiet: bool) -> Callable[[int], None] | None:
-    def show(done: int) -> None:
-        if done in (1, records) or done % 10 == 0:
-            note(f"{name}: {done} of {records} records")
-
-    return None if quiet else show
-
-
-def _result(found: Sequence[Assessment], dataset: Dataset, alpha: float, ranked: bool) -> RiskResult:
-    from gradveil.risk.invloss import MEANING
-    from gradveil.study.risks import RiskData, RiskResult
-
-    data = RiskData(name=dataset.name, digest=dataset.digest(), records=len(found[0].records))
-    result = RiskResult(meaning=MEANING, alpha=alpha, data=data, assessments=tuple(found))
-    return result.ranked() if ranked else result
-
-
-def _calibration(found: Sequence[Assessment], dataset: Dataset, weights: str, seed: int) -> dict[str, Any]:
-    from gradveil.risk.calibration import calibrate
-
-    return calibrate(found[0], data=dataset.name, digest=dataset.digest(), weights=weights, seed=seed).as_dict()
+def _tell(name: str, done: int, records: int) -> None:
+    if done in (1, records) or done % 10 == 0:
+        note(f"{name}: {done} of {records} records")
 
 
 def _write(out: Path, files: dict[str, dict[str, Any]]) -> None:

@@ -19,7 +19,7 @@ from gradveil.errors import LeakAboveLimit, Unreliable
 from gradveil.study.limits import METRICS, Limit
 from gradveil.study.measures import Share, Spread
 from gradveil.study.results import CellResult
-from gradveil.study.risks import RiskRecord
+from gradveil.study.risks import Assessment, RiskRecord
 
 __all__ = ["Outcome", "Violation", "compare", "enforce"]
 
@@ -86,6 +86,23 @@ def compare(limits: Iterable[Limit], cells: Sequence[CellResult], missing: Seque
             elif found:
                 doubts.append(f"{cell.defense.spelling}: {found}")
     return Outcome(tuple(violations), tuple(dict.fromkeys(doubts)), judged)
+
+
+def compare_assessments(limits: Sequence[Limit], found: Sequence[Assessment]) -> Outcome:
+    """Compare scores model by model, so that the undefended baseline of each stands beside its own defenses."""
+    models = dict.fromkeys(each.model for each in found)
+    parts = [compare_risk(limits, [(each.defense, _by_row(each)) for each in found if each.model == name]) for name in models]
+    violations = tuple(violation for part in parts for violation in part.violations)
+    doubts = tuple(dict.fromkeys(doubt for part in parts for doubt in part.doubts))
+    return Outcome(violations, doubts, sum(part.judged for part in parts))
+
+
+def _by_row(each: Assessment) -> list[RiskRecord]:
+    """Return the records of an assessment as limits know them, called by their row."""
+    return [
+        RiskRecord(pseudonym=f"row {record.row} under {each.model}", invre=record.invre, low=record.low, high=record.high)
+        for record in each.records
+    ]
 
 
 def compare_risk(limits: Iterable[Limit], scored: Sequence[tuple[str, Sequence[RiskRecord]]]) -> Outcome:

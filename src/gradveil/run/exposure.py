@@ -1,0 +1,134 @@
+"""How exposed each record is, without running an attack: what ``gradveil risk`` computes, as a function.
+
+found = assess_risk(Cell(data="scans.npz", model="net.py:make", records=32), defenses=["gaussian_noise(std=0.01)"])
+found.result.assessments[0].mean_invre
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from gradveil.audit.materials import Materials
+from gradveil.audit.party import own_data
+from gradveil.audit.scene import build_learner
+from gradveil.data import Dataset
+from gradveil.errors import UsageError
+from gradveil.randomness import Seed
+from gradveil.risk.calibration import Calibration, calibrate, read_alpha
+from gradveil.risk.exposure import assess
+from gradveil.risk.invloss import MEANING
+from gradveil.run.vertical_grid import fitting_cells
+from gradveil.study.cell import HORIZONTAL, Cell
+from gradveil.study.checks import check_choice
+from gradveil.study.risks import RiskData, RiskResult
+from gradveil.tensors import find_device
+
+__all__ = ["MODES", "RiskRun", "assess_risk"]
+
+MODES = ("auto", "dense", "gram", "leading")
+Told = Callable[[str, int], None]
+
+
+@dataclass(frozen=True)
+class RiskRun:
+    """Scores, and what they are about.
+
+    Attributes:
+        result: One assessment per model, cut and defense; the undefended one of a model comes first.
+        dataset: Whose records were scored.
+        cell: What was asked.
+    """
+
+    result: RiskResult
+    dataset: Dataset
+    cell: Cell
+
+    def calibration(self) -> Calibration:
+        """Return the mean undefended score with its provenance, for scores of other records to be centred at."""
+        first, data, cell = self.result.assessments[0], self.dataset, self.cell
+        return calibrate(first, data=data.name, digest=data.digest(), weights=cell.weights, seed=cell.seed)
+
+
+def assess_risk(
+    cell: Cell,
+    *,
+    models: Sequence[str] = (),
+    cuts: Sequence[str] = (HORIZONTAL,),
+    defenses: Sequence[str] = (),
+    mode: str = "auto",
+    noise_form: str = "paper",
+    alpha: float | None = None,
+    ranked: bool = False,
+    on_record: Told | None = None,
+) -> RiskRun:
+    """Score the records of a cell under every model, cut and defense; no defense is always among them.
+
+    Args:
+        cell: Data, model, weights, loss, local steps, parts, number of records, seed and device.
+        models: Spellings to compare; the cell's own where none is named.
+        cuts: Where models are cut; ``none`` is the update of the whole model.
+        defenses: Spellings to compare with no defense.
+        mode: How spectra are computed.
+        noise_form: How noise counts.
+        alpha: Centre of the score; None takes that of the package.
+        ranked: Whether models and cuts are ranked, least exposed first.
+        on_record: Told what is scored and how many records are done.
+
+    Raises:
+        UsageError: One sentence about what does not fit.
+    """
+    check_choice("", "mode", mode, MODES)
+    models = tuple(models) or (cell.model,)
+    if cell.weights and len(models) > 1:
+        raise UsageError("--weights belong to one model; score models with weights one at a time")
+    places = _places(cuts, cell)
+    cell, materials, centre = (
+        cell.replace(device=find_device(cell.device)),
+        Materials(),
+        read_alpha(None) if alpha is None else alpha,
+    )
+    dataset = materials.dataset(cell)
+    if cell.records > len(dataset):
+        raise UsageError(f"--records is {cell.records} and {dataset.name!r} has {len(dataset)}; lower it")
+    rows = sorted(Seed(cell.seed).child("records").numpy("choice").permutation(len(dataset)).tolist()[: cell.records])
+    grid = [
+        cell.replace(model=model, defense=name, **place)
+        for model in models
+        for place in places
+        for name in dict.fromkeys(["none", *defenses])
+    ]
+    found = []
+    for each in fitting_cells(grid, materials):
+        defense = materials.defense(each.defense)
+        name = f"{each.model} · {each.cut}" if each.cut else each.model
+        found.append(
+            assess(
+                build_learner(each, dataset, defense, materials),
+                own_data(each, dataset).batch(rows),
+                defense,
+                mode=mode,
+                alpha=centre,
+                noise_form=noise_form,
+                model=name,
+                rows=rows,
+                seed=Seed(cell.seed),
+                progress=_counter(on_record, f"{name} · {each.defense}"),
+            )
+        )
+    data = RiskData(name=dataset.name, digest=dataset.digest(), records=len(found[0].records))
+    result = RiskResult(meaning=MEANING, alpha=centre, data=data, assessments=tuple(found))
+    return RiskRun(result.ranked() if ranked or len(models) * len(places) > 1 else result, dataset, cell)
+
+
+def _places(cuts: Sequence[str], cell: Cell) -> list[dict[str, str | int]]:
+    """Return what each cut sets in a cell; ``none`` is no cut, and then nobody owns a part."""
+    if cell.party < 0:
+        raise UsageError(f"--party is {cell.party}; count parties from 0")
+    if (cell.parts != "whole" or cell.party) and not set(cuts) - {HORIZONTAL}:
+        raise UsageError("--parts and --party are for cut models; add --cut, as in --cut cut1, or leave them out")
+    return [{"cut": each} if each != HORIZONTAL else {"parts": "whole", "party": 0} for each in cuts]
+
+
+def _counter(told: Told | None, name: str) -> Callable[[int], None] | None:
+    return None if told is None else lambda done: told(name, done)
