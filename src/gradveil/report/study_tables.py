@@ -201,7 +201,8 @@ def _mean(values: Sequence[float], sign: str = "") -> str:
 
     found = t_interval(values)
     half = "" if found.high is None else f" ± {found.high - found.value:.1f}"
-    return f"{found.value:{sign}.1f}{half}"
+    # The exact mean, correctly rounded: the quick one turns a tie of decimals, 50.45, the other way.
+    return f"{statistics.mean(values):{sign}.1f}{half}"
 
 
 def _place(order: Sequence[str], spelling: str) -> int:
