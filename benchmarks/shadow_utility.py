@@ -22,7 +22,7 @@ import torch
 from shadow_xray import FEDAVG, ROWS, load, settings
 
 from gradveil import __version__
-from gradveil.federation.engine import train
+from gradveil.federation.engine import run_training
 
 MODEL = Path(__file__).resolve().parents[1] / "studies" / "small_convnet.py"
 EPOCHS = 5
@@ -69,7 +69,7 @@ def main() -> None:
             if row == "shadow":
                 asked = dataclasses.replace(asked, defense=CHEAP.format(rounds=options.rounds))
             begun = time.process_time()
-            result = train(asked, dataset=data, test=half)
+            result = run_training(asked, dataset=data, test=half)
             last = result.rounds[-1]
             rows.append(
                 {

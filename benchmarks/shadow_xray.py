@@ -34,7 +34,7 @@ from gradveil.defenses.base import ClientView
 from gradveil.defenses.shadow.defense import Shadow
 from gradveil.defenses.shadow.fit import choose_generator, generator_on, imagine, styles_of
 from gradveil.defenses.shadow.noise import error_map, inverse_softmax, relative_noise
-from gradveil.federation.engine import train
+from gradveil.federation.engine import run_training
 from gradveil.federation.setup import build_federation
 from gradveil.randomness import Seed
 from gradveil.significance import daggers
@@ -118,7 +118,7 @@ def run(options: argparse.Namespace) -> None:
     stops = sorted({min(options.rounds, max(1, round(share * options.rounds))) for share in options.stops})
     scores, seconds = [], 0.0
     for stop in stops:
-        result = train(asked, dataset=data, test=test, out=folder, stop_after=stop)
+        result = run_training(asked, dataset=data, test=test, out=folder, stop_after=stop)
         begun = time.perf_counter()
         federation = build_federation(asked, data, test)
         scores += attack_round(

@@ -8,7 +8,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from gradveil.federation import train
+from gradveil.federation import run_training
 from gradveil.study.federation import FederationSettings
 
 
@@ -29,7 +29,7 @@ def main(folder: Path) -> None:
         "pruned, scaffold": plain.replace(defense="pruning(rate=0.9)", aggregation="scaffold"),
     }
     for name, settings in runs.items():
-        result = train(settings, out=folder / name.replace(", ", "-"), latency=True)
+        result = run_training(settings, out=folder / name.replace(", ", "-"), latency=True)
         assert result.latency is not None and result.final_accuracy is not None
         sent = result.bytes.up_per_round / 1000
         print(f"{name}: accuracy {result.final_accuracy:.1%}, {sent:.1f} kB up per round, {result.latency.ratio:.2f}x the time")

@@ -85,7 +85,7 @@ def _run(settings: FederationSettings, out: Path, quiet: bool, options: dict[str
 
     with show_rounds(settings.rounds, quiet=quiet) as on_round:
         command = shlex.join(["gradveil", *sys.argv[1:]])
-        return engine.train(settings, out=out, on_start=on_start, on_round=on_round, command=command, **options)
+        return engine.run_training(settings, out=out, on_start=on_start, on_round=on_round, command=command, **options)
 
 
 def _sentence(result: TrainingResult) -> str:

@@ -1,7 +1,7 @@
 """Federated training: the server that trusts nobody, aggregation, the embedded engine, and vertical learning."""
 
 from gradveil.federation.aggregation import aggregate
-from gradveil.federation.engine import train
+from gradveil.federation.engine import run_training
 from gradveil.federation.parties import JoinedModel, build_parties
 from gradveil.federation.scaffold import Scaffold
 from gradveil.federation.server import Reception, Server, receive
@@ -17,5 +17,5 @@ __all__ = [
     "aggregate",
     "build_parties",
     "receive",
-    "train",
+    "run_training",
 ]

@@ -1,7 +1,7 @@
 """Federated training in one process: plain PyTorch, nothing to start.
 
 >>> settings = FederationSettings(data="digits", model="mlp(hidden=16)", clients=4, clients_per_round=2, rounds=1)
->>> len(train(settings).rounds)
+>>> len(run_training(settings).rounds)
 1
 
 With a folder, the run can be killed at any moment; the same call continues it and ends with equal weights, to the bit on a CPU.
@@ -40,12 +40,12 @@ from gradveil.study.training_result import Latency, RoundRecord, TrainingResult
 from gradveil.tensors import Named
 from gradveil.wire import tensor_bytes
 
-__all__ = ["train"]
+__all__ = ["run_training"]
 
 SILENT = "sent nothing"
 
 
-def train(
+def run_training(
     settings: FederationSettings,
     *,
     dataset: Dataset | None = None,

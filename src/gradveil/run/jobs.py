@@ -12,7 +12,7 @@ import torch
 from gradveil.audit.cell import run_cell
 from gradveil.audit.materials import Materials
 from gradveil.provenance import code_version, own_files_digest
-from gradveil.run.trainings import run_training
+from gradveil.run.trainings import train_once
 from gradveil.storage.run_folder import Store
 from gradveil.study.cell import Cell
 from gradveil.study.training import Training
@@ -93,7 +93,7 @@ def do_job(job: Job, out: str, report: Callable[[int, int], None] | None, materi
         found = run_cell(job.work, materials=materials, key=job.key, report=report, work=store.partial_folder(job.key))
         store.write_cell(found.result, found.pictures)
     else:
-        store.write_training(run_training(job.work, key=job.key, work=store.work_folder(job.key), report=report))
+        store.write_training(train_once(job.work, key=job.key, work=store.work_folder(job.key), report=report))
     return job.key
 
 

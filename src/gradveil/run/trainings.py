@@ -28,7 +28,7 @@ __all__ = [
     "all_trainings",
     "cell_utility",
     "check_trainings",
-    "run_training",
+    "train_once",
     "trainings_of",
 ]
 
@@ -80,7 +80,7 @@ def check_trainings(cells: Iterable[Cell], utility: UtilitySettings) -> None:
             build_federation(training.federation())
 
 
-def run_training(
+def train_once(
     training: Training, *, key: str = "", work: Path | None = None, report: Callable[[int, int], None] | None = None
 ) -> TrainingRecord:
     """Train once and return what the report and the recommendation need.
@@ -91,7 +91,7 @@ def run_training(
         work: Folder for checkpoints, from which a killed training goes on; None keeps none.
         report: Told ``(rounds done, rounds planned)``.
     """
-    from gradveil.federation.engine import train
+    from gradveil.federation.engine import run_training
     from gradveil.federation.vertical_training import train_vertical
 
     def told(record: RoundRecord) -> None:
@@ -104,7 +104,7 @@ def run_training(
     if training.cut:
         result = train_vertical(training.federation(), cut=training.cut, parts=training.parts, **settings)
     else:
-        result = train(training.federation(), **settings)
+        result = run_training(training.federation(), **settings)
     return result.kept(key, training.as_dict(), _chance(training))
 
 

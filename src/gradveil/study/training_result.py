@@ -204,7 +204,7 @@ class TrainingRecord:
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class TrainingResult:
-    """What `train` returns.
+    """What `run_training` returns.
 
     Attributes:
         version: Of gradveil, where it was kept.

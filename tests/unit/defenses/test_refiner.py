@@ -19,7 +19,7 @@ from gradveil.defenses.none import NoDefense
 from gradveil.defenses.refiner.defense import CENTRE, INPUTS, LAMBDA, Refiner, evaluation_network
 from gradveil.defenses.refiner.refinement import Refinement, importance, layer_numbers, project_on_ball, weighted_gap
 from gradveil.errors import DefenseOrder, ReplaceLayer, UsageError
-from gradveil.federation.engine import train
+from gradveil.federation.engine import run_training
 from gradveil.learning import Learner, loss_by_name
 from gradveil.models import build_model
 from gradveil.randomness import Seed
@@ -379,10 +379,10 @@ def test_trainings_show_lambda_and_resume_with_it(tmp_path: Path) -> None:
     settings = FederationSettings(
         data="digits", model="mlp(hidden=8)", clients=4, clients_per_round=2, rounds=2, defense="refiner(epsilon=0.5, steps=2)"
     )
-    whole = train(settings)
+    whole = run_training(settings)
     shares = [record.counters[LAMBDA] for record in whole.rounds]
     assert all(0 < share <= 1 for share in shares)
-    train(settings, out=tmp_path, stop_after=1)
-    resumed = train(settings, out=tmp_path)
+    run_training(settings, out=tmp_path, stop_after=1)
+    resumed = run_training(settings, out=tmp_path)
     assert all(torch.equal(value, whole.weights[name]) for name, value in resumed.weights.items())
     assert [record.counters[LAMBDA] for record in resumed.rounds] == shares

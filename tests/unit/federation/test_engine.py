@@ -12,7 +12,7 @@ from gradveil.client.update import ClientResult, horizontal_fault, run_client
 from gradveil.defenses import DEFENSES
 from gradveil.errors import ReplaceLayer, UsageError
 from gradveil.federation import engine
-from gradveil.federation.engine import train
+from gradveil.federation.engine import run_training
 from gradveil.federation.setup import build_federation
 from gradveil.learning.losses import cross_entropy
 from gradveil.models import build_model
@@ -33,7 +33,7 @@ def proved(result: TrainingResult) -> Guarantee:
 
 
 def run(asked: FederationSettings, **more: Any) -> TrainingResult:
-    return train(asked, dataset=TRAIN, test=TEST, **more)
+    return run_training(asked, dataset=TRAIN, test=TEST, **more)
 
 
 def test_one_client_is_centralised_sgd() -> None:
@@ -243,7 +243,7 @@ SPARED = {"shadow": "shadow(latent_steps=5, fit_steps=1)"}
 def test_every_defense_trains(name: str, untouched_global_rng: None) -> None:
     data, test = shapes(18, size=12), shapes(12, seed=1, size=12)
     asked = settings(model="lenet", defense=name, clients=2, clients_per_round=2, rounds=2, minibatch=3, learning_rate=0.05)
-    result = train(asked, dataset=data, test=test)
+    result = run_training(asked, dataset=data, test=test)
     assert [r.refused for r in result.rounds] == [0, 0], result.rounds[0].reasons
     assert all(r.accuracy is not None and r.bytes_up > 0 and not r.note for r in result.rounds)
     start = build_federation(asked, data, test).learner.weights

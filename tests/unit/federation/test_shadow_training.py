@@ -10,7 +10,7 @@ import torch
 from safetensors import safe_open
 
 from gradveil.data import Dataset, load_data
-from gradveil.federation.engine import train
+from gradveil.federation.engine import run_training
 from gradveil.study.federation import FederationSettings
 from gradveil.testing.shadow_scene import generator
 
@@ -35,12 +35,12 @@ def few() -> tuple[Dataset, Dataset]:
 
 def test_a_killed_training_ends_with_the_same_bits(tmp_path: Path) -> None:
     data, test = few()
-    whole = train(settings(), dataset=data, test=test)
+    whole = run_training(settings(), dataset=data, test=test)
     for last in (1, 2, 3, 4):
-        resumed = train(settings(), dataset=data, test=test, out=tmp_path / "run", stop_after=last)
+        resumed = run_training(settings(), dataset=data, test=test, out=tmp_path / "run", stop_after=last)
     for name, value in whole.weights.items():
         assert torch.equal(value, resumed.weights[name]), name
-    plain = train(settings(defense="none"), dataset=data, test=test)
+    plain = run_training(settings(defense="none"), dataset=data, test=test)
     assert any(not torch.equal(value, plain.weights[name]) for name, value in whole.weights.items())
 
 
@@ -49,7 +49,7 @@ def test_what_lies_on_the_disk_shrinks_after_termination(tmp_path: Path) -> None
     everyone = settings(clients_per_round=3)
     names: dict[int, set[str]] = {}
     for last in (3, 4):
-        train(everyone, dataset=data, test=test, out=tmp_path / "run", stop_after=last)
+        run_training(everyone, dataset=data, test=test, out=tmp_path / "run", stop_after=last)
         (path,) = (tmp_path / "run" / "checkpoint").glob("clients-*.safetensors")
         with safe_open(str(path), framework="pt") as opened:
             names[last] = {key.rpartition("state/")[2] for key in opened.keys()}  # noqa: SIM118
@@ -63,7 +63,7 @@ WITH_STATISTICS = {"model": "convnet(width=2, norm='batch')", "batch_norm": "tra
 @pytest.mark.parametrize("changes", [{"aggregation": "scaffold"}, WITH_STATISTICS])
 def test_other_trainings(changes: dict[str, Any]) -> None:
     data, test = few()
-    result = train(settings(rounds=1, clients_per_round=3, **changes), dataset=data, test=test)
+    result = run_training(settings(rounds=1, clients_per_round=3, **changes), dataset=data, test=test)
     assert all(bool(torch.isfinite(value).all()) for value in result.weights.values())
 
 
@@ -72,5 +72,5 @@ def test_by_name_on_built_in_data_with_shipped_weights(name: str) -> None:
     data = load_data(name)
     few_records = data.take(list(range(0, len(data), len(data) // 6))[:6])
     asked = settings(data=name, defense="shadow(latent_steps=2, fit_steps=1)", rounds=1, clients=2, clients_per_round=2)
-    result = train(asked, dataset=few_records, test=few_records)
+    result = run_training(asked, dataset=few_records, test=few_records)
     assert result.rounds[0].refused == 0

@@ -12,7 +12,7 @@ import torch
 
 from gradveil.cli import main
 from gradveil.errors import UsageError
-from gradveil.federation.engine import train
+from gradveil.federation.engine import run_training
 from gradveil.federation.setup import build_federation
 from gradveil.learning.task import dice
 from gradveil.report import write_report
@@ -44,7 +44,7 @@ def test_chest_x_rays_of_hospitals_with_given_sizes(tmp_path: Path) -> None:
         partition="sizes(sizes=[1, 4, 15, 40])",
         rounds=20,
     )
-    result = train(asked, out=tmp_path / "out")
+    result = run_training(asked, out=tmp_path / "out")
     assert result.data["client_sizes"] == [1, 4, 15, 40] and result.data["test"] == 24
     last = result.rounds[-1]
     assert last.f1 is not None and last.f1 > 0.9 and last.accuracy is not None and last.accuracy > 0.85
@@ -65,7 +65,7 @@ def test_f1_is_not_fooled_by_the_commoner_class(tmp_path: Path) -> None:
 
 
 def test_other_data_has_no_f1() -> None:
-    result = train(settings(data="digits", rounds=1))
+    result = run_training(settings(data="digits", rounds=1))
     assert result.rounds[0].f1 is None and "f1" not in encode(result.rounds[0])
 
 
@@ -83,7 +83,7 @@ def test_a_unet_learns_masks(tmp_path: Path, loss: str) -> None:
         clients_per_round=4,
         learning_rate=1.0,
     )
-    result = train(asked, out=tmp_path / "out")
+    result = run_training(asked, out=tmp_path / "out")
     last = result.rounds[-1].accuracy
     assert last is not None and last > 0.85, "calling everything foreground scores 0.67"
     assert result.score == "dice" and encode(result.rounds[-1])["score"] == "dice"
@@ -100,6 +100,6 @@ def test_the_command_says_dice_and_refuses_what_cannot_learn_masks(tmp_path: Pat
     assert main([*command, "--loss", "dice", "--minibatch", "64", *folder]) == 0
     assert capsys.readouterr().out.startswith("Dice ")
     with pytest.raises(UsageError, match="binary_cross_entropy"):
-        train(settings(data="segments", model="unet(width=2)", rounds=1))
+        run_training(settings(data="segments", model="unet(width=2)", rounds=1))
     with pytest.raises(UsageError, match="the data has masks"):
-        train(settings(data="segments", model="lenet", rounds=1))
+        run_training(settings(data="segments", model="lenet", rounds=1))

@@ -17,7 +17,7 @@ from safetensors.torch import load_file
 
 from gradveil.cli import main
 from gradveil.errors import UsageError
-from gradveil.federation.engine import train
+from gradveil.federation.engine import run_training
 from gradveil.storage.training_folder import TrainingFolder
 from gradveil.study.codec import decode, encode
 from gradveil.study.federation import FederationSettings
@@ -58,7 +58,7 @@ def remember(tmp_path: Path) -> str:
 
 
 def run(asked: FederationSettings, **more: Any) -> TrainingResult:
-    return train(asked, dataset=TRAIN, test=TEST, **more)
+    return run_training(asked, dataset=TRAIN, test=TEST, **more)
 
 
 def assert_equal(left: TrainingResult, right: TrainingResult) -> None:
@@ -138,7 +138,7 @@ def test_other_settings_are_refused(changes: dict[str, Any], says: str, tmp_path
 def test_other_records_and_other_code_of_ones_own_are_refused(remember: str, tmp_path: Path) -> None:
     run(settings(defense=remember), out=tmp_path / "out", stop_after=1)
     with pytest.raises(UsageError, match="was made with other training records, so it cannot go on"):
-        train(settings(defense=remember), dataset=shapes(40, seed=9), test=TEST, out=tmp_path / "out")
+        run_training(settings(defense=remember), dataset=shapes(40, seed=9), test=TEST, out=tmp_path / "out")
     (tmp_path / "remember.py").write_text(REMEMBER + "# another\n", encoding="utf-8")
     with pytest.raises(UsageError, match="was made with other content of your own files, so"):
         run(settings(defense=remember), out=tmp_path / "out")

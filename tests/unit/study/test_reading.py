@@ -10,7 +10,7 @@ from PIL import Image
 
 from gradveil.data import load_source
 from gradveil.errors import UsageError
-from gradveil.federation.engine import train
+from gradveil.federation.engine import run_training
 from gradveil.run.jobs import cell_key
 from gradveil.study.cell import Cell
 from gradveil.study.federation import FederationSettings
@@ -42,7 +42,7 @@ def test_a_federation_reads_the_same_way_and_divides_by_owner(chest: str) -> Non
     settings = FederationSettings(
         data=chest, read=READ, model="mlp", partition="by_owner", clients=3, clients_per_round=3, rounds=1, minibatch=4
     )
-    assert train(settings).final_accuracy is not None
+    assert run_training(settings).final_accuracy is not None
 
 
 def test_how_data_is_read_is_part_of_a_results_key(chest: str) -> None:
