@@ -149,11 +149,11 @@ def matrix_products(device: torch.device, *, coarse: bool) -> Iterator[None]:
 
 
 def find_device(wanted: str) -> str:
-    """Return ``cpu`` or ``cuda``; ``auto`` takes a GPU if there is one."""
+    """Return ``cpu``, ``cuda`` or one of several GPUs, such as ``cuda:1``; ``auto`` takes a GPU if there is one."""
     there = torch.cuda.is_available()
-    if wanted == "cuda" and not there:
-        raise UsageError("device is 'cuda', and torch finds no GPU here; use auto or cpu")
-    return "cuda" if wanted != "cpu" and there else "cpu"
+    if wanted.startswith("cuda") and not there:
+        raise UsageError(f"device is {wanted!r}, and torch finds no GPU here; use auto or cpu")
+    return wanted if wanted != "auto" else ("cuda" if there else "cpu")
 
 
 def digest(*groups: Named) -> str:

@@ -13,9 +13,9 @@ import typer
 from gradveil.cli.options import with_options
 from gradveil.cli.output import AsJson, note, out_path, print_json
 from gradveil.errors import Unreliable
+from gradveil.study import readers
 from gradveil.study.declare import keys_of
 from gradveil.study.federation import FederationSettings
-from gradveil.study.readers import choice
 
 if TYPE_CHECKING:
     from gradveil.study.proved import Guarantee
@@ -63,7 +63,7 @@ def train(
 
 
 def _settings(asked: dict[str, Any], device: str) -> FederationSettings:
-    choice("auto", "cpu", "cuda")("device", device)
+    readers.device("device", device)
     from gradveil.tensors import find_device
 
     if asked.get("scale") == "auto":

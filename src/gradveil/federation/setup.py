@@ -24,7 +24,7 @@ from gradveil.randomness import Seed
 from gradveil.records import Batch, ModelSpec
 from gradveil.study.federation import FederationSettings
 from gradveil.study.reading import read_options
-from gradveil.tensors import Named
+from gradveil.tensors import Named, find_device
 
 __all__ = ["Federation", "Scores", "build_federation", "load_both"]
 
@@ -215,13 +215,7 @@ def build_federation(settings: FederationSettings, dataset: Dataset | None = Non
 
 
 def _device(name: str) -> torch.device:
-    try:
-        device = torch.device(name)
-    except RuntimeError as error:
-        raise UsageError(f"device is {name!r}; use cpu or cuda") from error
-    if device.type == "cuda" and not torch.cuda.is_available():
-        raise UsageError(f"device is {name!r}, and torch finds no GPU here; use cpu")
-    return device
+    return torch.device(find_device(name))
 
 
 def _evaluator(model: nn.Module, loss: Loss) -> Learner:

@@ -5,6 +5,7 @@ A reader takes the place a value stands in, as the user knows it, and the value;
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -12,10 +13,24 @@ from gradveil.errors import UsageError
 from gradveil.study.checks import check_choice, check_number, check_whole, is_number
 from gradveil.study.reading import read_text
 
-__all__ = ["Reader", "below_one", "choice", "flag", "named", "positive", "reading", "risk_mode", "share", "text", "whole"]
+__all__ = [
+    "Reader",
+    "below_one",
+    "choice",
+    "device",
+    "flag",
+    "named",
+    "positive",
+    "reading",
+    "risk_mode",
+    "share",
+    "text",
+    "whole",
+]
 
 Reader = Callable[[str, Any], Any]
 LARGEST = 2**53
+DEVICES = ("auto", "cpu", "cuda")
 RISK_MODES = ("auto", "off", "dense", "gram", "leading")
 
 
@@ -81,6 +96,14 @@ def choice(*choices: str) -> Reader:
         return found
 
     return read
+
+
+def device(place: str, value: Any) -> str:
+    """Where to compute; ``cuda:1`` names one of several GPUs."""
+    found = text(place, value)
+    if not re.fullmatch(r"cuda:\d+", found):
+        check_choice("", place, found, DEVICES)
+    return found
 
 
 def risk_mode(place: str, value: Any) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+from gradveil.study import readers
 from gradveil.study.declare import again, key
 from gradveil.study.local_training import OPTIMIZERS
 from gradveil.study.readers import below_one, choice, flag, named, positive, reading, share, text, whole
@@ -196,7 +197,7 @@ class Common:
     )
     device: str = key(
         "cpu",
-        choice("auto", "cpu", "cuda"),
+        readers.device,
         "where to compute: auto takes a GPU if there is one; cpu, cuda",
         section="audit",
         plan="auto",

@@ -118,7 +118,7 @@ def test_options_become_settings(monkeypatch: pytest.MonkeyPatch) -> None:
         record = RoundRecord(round=1, accuracy=0.5, loss=1.0, bytes_up=10, bytes_down=10)
         return TrainingResult.of([record], {}, settings=settings.as_dict())
 
-    monkeypatch.setattr(engine, "train", fake)
+    monkeypatch.setattr(engine, "run_training", fake)
     options = (
         "--data d.npz --labels l.csv --scale minmax --read size=8 --model lenet --weights w.pt --defense pruning --clients 7 "
         "--clients-per-round 3 --rounds 9 --partition by_owner --local-epochs 2 --local-steps 4 --minibatch 5 "

@@ -273,7 +273,7 @@ def test_every_defense_trains(name: str, untouched_global_rng: None) -> None:
         ({"partition": "by_owner"}, "does not say who owns which record"),
         ({"clients": 99, "clients_per_round": 2}, "99 clients cannot share 46 records"),
         ({"model": "mlpp"}, "did you mean 'mlp'"),
-        ({"device": "gpu"}, "device is 'gpu'; use cpu or cuda"),
+        ({"device": "gpu"}, "device is 'gpu'; did you mean 'cpu'"),
         ({"loss": "cross_entrop"}, "did you mean 'cross_entropy'"),
         ({"model": 'convnet(norm="batch")', "minibatch": 1}, "minibatch is 1, and BatchNorm"),
         ({"model": 'convnet(norm="batch")', "clients": 46}, "has one record, and BatchNorm"),
