@@ -61,7 +61,7 @@ def measure_latency_of(
     """
     works, most = ([defended], FEW_TURNS) if undefended is None else ([defended, undefended], MOST_TURNS)
     best = [1000 * each for each in best_seconds(works, device, seconds=seconds, most=most)]
-    return Latency(defended_ms=round(best[0], 3), undefended_ms=round(best[-1], 3))
+    return Latency(defended_ms=round(best[0], 6), undefended_ms=round(best[-1], 6))  # to the nanosecond, never to 0
 
 
 def _wait(device: torch.device) -> None:

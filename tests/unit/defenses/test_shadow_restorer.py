@@ -122,8 +122,11 @@ def test_one_filter_serves_a_round_and_is_made_again_for_another(monkeypatch: py
     pictures, images = public(8), photographs(1)
     for defense, when in ((shadow(), 0), (shadow(), 0), (shadow(), 1), (shadow(strength=0.3), 1), (shadow(), 0)):
         finished(observation_of(defense, when, pictures), images)
+    # What the pictures are counts, not which tensor holds them.
     finished(observation_of(shadow(), 0, pictures.clone()), images)
-    assert made == [(0.19, 0), (0.19, 1), (0.3, 1), (0.19, 0)]
+    assert made == [(0.19, 0), (0.19, 1), (0.3, 1)]
+    finished(observation_of(shadow(), 0, pictures.flip(-1)), images)
+    assert made[3:] == [(0.19, 0)]
 
 
 def test_the_pairs_have_the_height_and_the_sign_of_the_defense() -> None:

@@ -184,7 +184,7 @@ def test_progress_counts_trainings_and_their_rounds(out: Path, told: list[Progre
 
 def test_a_second_run_does_nothing(out: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     before = {path: path.stat().st_mtime_ns for room in ("cells", "utility") for path in (out / room).iterdir()}
-    monkeypatch.setattr(audit_jobs, "run_training", None)
+    monkeypatch.setattr(audit_jobs, "train_once", None)
     monkeypatch.setattr(audit_jobs, "run_cell", None)
     result = run_audit(PLAN, out, workers=1)
     assert {path: path.stat().st_mtime_ns for path in before} == before
