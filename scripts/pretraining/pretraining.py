@@ -23,7 +23,7 @@ from scripts.pretraining.quality import calibration, generator_quality
 from scripts.pretraining.regression import EvaluationTrainer, PaperTrainer
 from scripts.pretraining.training import Progress, Trainer, TrainingSettings, run
 
-__all__ = ["Pretrained", "default_settings", "pretrain"]
+__all__ = ["MOST_CHANGE", "Pretrained", "default_settings", "pretrain", "probes"]
 
 PROBES = 256
 MEASURED = 500
@@ -150,13 +150,14 @@ def _rounded(card: NetworkCard, network: nn.Module, seed: Seed) -> tuple[nn.Modu
     """Return the network as half precision would bring it back, and by how much answers change (root mean square)."""
     rounded = copy.deepcopy(network)
     rounded.load_state_dict({k: v.half().float() if v.is_floating_point() else v for k, v in network.state_dict().items()})
-    probes = _probes(card, network, seed)
+    shown = probes(card, network, seed)
     with torch.no_grad():
-        change = float((network(probes) - rounded(probes)).square().mean().sqrt())
+        change = float((network(shown) - rounded(shown)).square().mean().sqrt())
     return rounded, change if change == change else float("inf")
 
 
-def _probes(card: NetworkCard, network: nn.Module, seed: Seed) -> Tensor:
+def probes(card: NetworkCard, network: nn.Module, seed: Seed) -> Tensor:
+    """Return what a network is shown to see whether rounding its weights changes its answers: pictures or codes of chance."""
     generator = seed.generator("probes")
     if card.family == "evaluation":
         return torch.rand((PROBES, int(network.channels), card.size, card.size), generator=generator)  # type: ignore[arg-type]

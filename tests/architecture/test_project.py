@@ -71,6 +71,12 @@ def tracked_files() -> list[Path]:
     return [ROOT / name for name in done.stdout.split("\0") if name and (ROOT / name).is_file()]
 
 
+def test_the_tree_stays_light_enough_to_clone_by_the_way() -> None:
+    heaviest = sorted(((path.stat().st_size, path.name) for path in tracked_files()), reverse=True)
+    total = sum(size for size, _ in heaviest)
+    assert total <= 24 * 2**20, f"tracked files are {total / 2**20:.1f} MiB, more than 24; the heaviest are {heaviest[:5]}"
+
+
 def foreign_names(text: str) -> Iterator[str]:
     for number, line in enumerate(text.splitlines(), start=1):
         if MACHINE_PATH.search(line) or REGISTRY.search(line):

@@ -77,12 +77,12 @@ def _plugged_in(kind: str) -> list[dict[str, Any]]:
 
 def _weights(name: str) -> dict[str, Any]:
     """Return which trained weights there are, or how to make them, and what was measured of them."""
-    from gradveil.networks.cards import find_card, network_card
+    from gradveil.networks.cards import find_card, network_card, weights_beside
 
     try:
         path, told = find_card(name), network_card(name)
     except UsageError as error:
         return {"weights": str(error), "measured": {}}
     data = ", ".join(f"{each['train']} pictures of {each['source']}" for each in told.get("data", ()))
-    told_of = f"{path.stem}.safetensors, {told['bytes'] / 1e6:.1f} MB, trained on {data}; licence: {told['licence']}"
+    told_of = f"{weights_beside(path).name}, {told['bytes'] / 1e6:.1f} MB, trained on {data}; licence: {told['licence']}"
     return {"weights": told_of, "measured": dict(told.get("metrics", {}))}

@@ -15,7 +15,7 @@ from typing import Any
 from gradveil.errors import UsageError, suggest
 from gradveil.registry import indexed
 
-__all__ = ["FORMAT", "SHIPPED", "cache_folder", "find_card", "network_card", "read_card"]
+__all__ = ["FORMAT", "SHIPPED", "cache_folder", "find_card", "network_card", "read_card", "weights_beside"]
 
 SHIPPED = Path(__file__).parent / "weights"
 FORMAT = "gradveil network 1"
@@ -57,6 +57,12 @@ def find_card(name_or_path: str) -> Path:
             f"the weights of {text!r} are not on this machine; make them with `python -m scripts.pretrain {text} --data DATA`"
         )
     return found
+
+
+def weights_beside(card: Path) -> Path:
+    """Return where the weights of a card are: packed, as those that ship, or plain, as everything that is trained here."""
+    packed = card.with_suffix(".safetensors.xz")
+    return packed if packed.is_file() else card.with_suffix(".safetensors")
 
 
 def read_card(path: Path) -> dict[str, Any]:

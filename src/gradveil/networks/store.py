@@ -1,4 +1,4 @@
-"""Trained weights: a safetensors file and a card beside it, verified before use; `gradveil.networks.cards` finds the card.
+"""Trained weights: a safetensors file, plain or packed, and a card beside it, verified before use.
 
 The card holds the SHA-256 of the weights; a file that does not match is refused. The hash guards against damage and mix-ups; who
 distrusts a card as well gives the hash from elsewhere (``sha256=``).
@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import copy
 import hashlib
+import lzma
 from collections.abc import Mapping
 from functools import lru_cache
 from pathlib import Path
@@ -21,7 +22,8 @@ from torch import Tensor, nn
 from gradveil import __version__
 from gradveil.errors import UsageError, suggest
 from gradveil.networks.base import NETWORKS
-from gradveil.networks.cards import FORMAT, find_card, read_card
+from gradveil.networks.cards import FORMAT, find_card, read_card, weights_beside
+from gradveil.networks.packing import PACKED, unpack
 from gradveil.storage.files import json_bytes, write_whole
 
 __all__ = ["load_network", "save_network"]
@@ -75,7 +77,7 @@ def save_network(network: nn.Module, path: Path, card: Mapping[str, Any], *, hal
 @lru_cache(maxsize=8)
 def _load(card_path: str, _changed: int, sha256: str | None) -> nn.Module:
     card = read_card(Path(card_path))
-    tensors = _verified(Path(card_path).with_suffix(".safetensors"), str(card["sha256"]), sha256)
+    tensors = _verified(weights_beside(Path(card_path)), str(card["sha256"]), sha256)
     name = str(card["network"])
     if name not in NETWORKS.names():
         raise UsageError(f"{card_path!r} describes a network {name!r} that is not known here{suggest(name, NETWORKS.names())}")
@@ -103,8 +105,8 @@ def _verified(path: Path, expected: str, trusted: str | None) -> dict[str, Tenso
             f"{(expected if found != expected else str(trusted))[:12]}…; train or download them again"
         )
     try:
-        tensors = load(content)
-    except SafetensorError as error:
+        tensors = unpack(content) if path.suffix == PACKED else load(content)
+    except (SafetensorError, lzma.LZMAError) as error:
         raise UsageError(f"the weights {str(path)!r} are no safetensors file ({error}); train or download them again") from error
     if not all(bool(torch.isfinite(value).all()) for value in tensors.values() if value.is_floating_point()):
         raise UsageError(f"the weights {str(path)!r} hold numbers that are not finite; train or download them again")

@@ -18,7 +18,7 @@ import gradveil
 from gradveil.data import load_data
 from gradveil.data.public import public_images
 from gradveil.networks.base import NETWORKS
-from gradveil.networks.cards import SHIPPED, network_card
+from gradveil.networks.cards import SHIPPED, network_card, weights_beside
 from gradveil.networks.store import load_network
 from gradveil.randomness import Seed
 from scripts.pretraining.pictures import is_held_out
@@ -41,9 +41,9 @@ def check(network: nn.Module, images: Tensor, gate: float = GATE) -> None:
 
 @pytest.mark.parametrize("name", NETWORKS.names())
 def test_a_shipped_network_is_small_whole_and_described(name: str) -> None:
-    card, path = network_card(name), SHIPPED / f"{name}.safetensors"
+    card, path = network_card(name), weights_beside(SHIPPED / f"{name}.json")
     assert path.is_file()
-    assert path.stat().st_size <= 8_000_000
+    assert path.stat().st_size <= 5_000_000
     assert path.is_relative_to(ROOT), "weights outside the package are not in the wheel"
     network = load_network(name)
     assert not network.training
