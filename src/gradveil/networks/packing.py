@@ -1,8 +1,8 @@
 """Weights packed for shipping: a safetensors file of byte planes, compressed by xz.
 
 Half-precision numbers hardly compress as they stand: a byte of sign and exponent, which repeats, alternates with one of mantissa,
-which is noise. Kept apart they take 15 % less, and nothing of the weights is lost. Where that is not little enough and pictures do
-not show it, matrices are kept in fixed point: whole numbers of a step per output, which spends no bits on small weights that
+which is noise. Kept apart they take 15 % less, and nothing of the weights is lost. Where that is not little enough and pictures
+do not show it, matrices are kept in fixed point: whole numbers of a step per output, which spends no bits on small weights that
 matter as little as the rounding of large ones (36 % less).
 """
 
