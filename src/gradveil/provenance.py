@@ -68,10 +68,10 @@ def own_files_digest(spellings: Iterable[str]) -> str:
             module = getattr(sys.modules[module], "__file__", None) or ""
         files = [Path(module)] if module else []
         for value in (value for value in settings.values() if isinstance(value, str)):
-            named = Path(value).expanduser()
-            # A network may be named by its weights or by the card beside them; each decides.
-            both = (named.with_suffix(".json"), named.with_suffix(".safetensors"))
-            files += [path for path in (both if named.suffix in (".json", ".safetensors") else (named,)) if path.is_file()]
+            named = Path(value.removesuffix(".xz")).expanduser()
+            # A network may be named by its weights, plain or packed, or by the card beside them; each decides.
+            all_of_it = [named.with_suffix(end) for end in (".json", ".safetensors", ".safetensors.xz")]
+            files += [path for path in (all_of_it if named in all_of_it else (Path(value).expanduser(),)) if path.is_file()]
         for path in files:
             digest.update(path.read_bytes())
     return digest.hexdigest()

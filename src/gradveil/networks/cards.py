@@ -40,7 +40,7 @@ def find_card(name_or_path: str) -> Path:
     Raises:
         UsageError: There is no such network, or its weights are not here, with the command that makes them.
     """
-    text = name_or_path.strip()
+    text = name_or_path.strip().removesuffix(".xz")
     if Path(text).suffix in (".safetensors", ".json") or os.sep in text:
         card = Path(text).expanduser().with_suffix(".json")
         if not card.is_file():

@@ -60,7 +60,7 @@ def test_a_packed_network_is_loaded_in_place_of_the_plain_one(tmp_path: Path) ->
     before = load_network(str(card)).state_dict()
     made = pack_network(card, None)
     assert made == weights_beside(card) and [path.name for path in tmp_path.glob("*.safetensors*")] == [made.name]
-    after = load_network(str(card)).state_dict()
+    after = load_network(str(made)).state_dict()  # by its own name, as by its card's
     assert all(torch.equal(before[name], value) for name, value in after.items())
     assert read_card(card)["metrics"]["packing_changes_by"] == 0 and read_card(card)["bytes"] == made.stat().st_size
 

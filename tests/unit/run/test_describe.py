@@ -7,19 +7,24 @@ import subprocess
 from pathlib import Path
 
 import pytest
+from safetensors.torch import save_file
 
 import gradveil
 from gradveil.networks.cards import SHIPPED
+from gradveil.networks.store import load_network
 from gradveil.provenance import code_version, own_files_digest, provenance
 from gradveil.run.jobs import cell_key
 from gradveil.study.cell import Cell
 
 
-@pytest.fixture
-def network(tmp_path: Path) -> Path:
-    for suffix in (".json", ".safetensors"):
-        shutil.copy(SHIPPED / f"evaluation-32{suffix}", tmp_path / f"own{suffix}")
-    return tmp_path / "own.safetensors"
+@pytest.fixture(params=[".safetensors", ".safetensors.xz"])
+def network(tmp_path: Path, request: pytest.FixtureRequest) -> Path:
+    shutil.copy(SHIPPED / "evaluation-32.json", tmp_path / "own.json")
+    if request.param == ".safetensors":
+        save_file(load_network("evaluation-32").state_dict(), tmp_path / "own.safetensors")
+    else:
+        shutil.copy(SHIPPED / "evaluation-32.safetensors.xz", tmp_path / "own.safetensors.xz")
+    return tmp_path / f"own{request.param}"
 
 
 def test_weights_a_defense_names_are_part_of_the_key(network: Path) -> None:
@@ -31,7 +36,7 @@ def test_weights_a_defense_names_are_part_of_the_key(network: Path) -> None:
 
 
 def test_a_card_stands_for_its_weights_too(network: Path) -> None:
-    spelling = f"refiner(network={str(network.with_suffix('.json'))!r})"
+    spelling = f"refiner(network={str(network.with_name('own.json'))!r})"
     before = own_files_digest([spelling])
     network.write_bytes(network.read_bytes() + b" ")
     assert own_files_digest([spelling]) != before
@@ -47,7 +52,7 @@ def test_generators_their_weights_and_spectra_are_part_of_the_code(
 ) -> None:
     root = Path(gradveil.__path__[0])
     copy = tmp_path / "gradveil"
-    shutil.copytree(root, copy, ignore=shutil.ignore_patterns("*.safetensors", "__pycache__"))
+    shutil.copytree(root, copy, ignore=shutil.ignore_patterns("*.safetensors.xz", "__pycache__"))
     monkeypatch.setattr(gradveil, "__file__", str(copy / "__init__.py"))
     found = set()
     for changed in (
