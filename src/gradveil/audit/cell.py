@@ -33,6 +33,7 @@ from gradveil.records import Observation, Reconstruction
 from gradveil.storage.partial import PartialWork
 from gradveil.study.cell import Cell
 from gradveil.study.codec import decode
+from gradveil.study.kept import KeptCell
 from gradveil.study.results import Bar, Bars, CellResult, Record, Region, Regret, Sent, Threat, Timing
 from gradveil.study.results import Defense as DefenseResult
 from gradveil.study.risks import CellRisk
@@ -172,7 +173,7 @@ def _judge(
     region = region_of_cell(subject, {**rows, "data_mean": nulls["data_mean"]}, seed.child("region"))
     summaries = {name: row.summary(seed.child(name)) for name, row in rows.items() if row is not None}
     result = CellResult(
-        settings={**subject.cell.as_dict(), "ensemble": ensemble.name, "threads": torch.get_num_threads()},
+        settings=decode(KeptCell, {**subject.cell.as_dict(), "ensemble": ensemble.name, "threads": torch.get_num_threads()}),
         defense=_describe_defense(subject),
         threat=decode(Threat, subject.targets[0].observation.threat.as_dict()),
         n=len(subject.positions),

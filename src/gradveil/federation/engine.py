@@ -34,7 +34,9 @@ from gradveil.federation.server import Server, receive
 from gradveil.federation.setup import Federation, Scores, build_federation
 from gradveil.storage.training_folder import Checkpoint, TrainingFolder
 from gradveil.study.checks import check_whole
+from gradveil.study.codec import decode
 from gradveil.study.federation import FederationSettings
+from gradveil.study.kept import KeptTraining
 from gradveil.study.proved import Guarantee
 from gradveil.study.training_result import Latency, RoundRecord, TrainingResult
 from gradveil.tensors import Named
@@ -239,7 +241,7 @@ class _Run:
             self.records,
             self.server.weights,
             dense_bytes=self.federation.dense_bytes,
-            settings=self.federation.settings.as_dict(),
+            settings=decode(KeptTraining, self.federation.settings.as_dict()),
             data=self.federation.describe_data(),
             latency=latency,
             guarantee=self._guarantee(),

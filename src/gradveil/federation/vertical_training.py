@@ -35,7 +35,9 @@ from gradveil.federation.vertical import VerticalFederation, VerticalState
 from gradveil.learning import loss_by_name
 from gradveil.randomness import Seed
 from gradveil.storage.training_folder import Checkpoint, TrainingFolder
+from gradveil.study.codec import decode
 from gradveil.study.federation import FederationSettings
+from gradveil.study.kept import KeptTraining
 from gradveil.study.local_training import TrainingSettings
 from gradveil.study.proved import Guarantee
 from gradveil.study.training_result import Latency, RoundRecord, TrainingResult
@@ -221,7 +223,7 @@ def train_vertical(
     return TrainingResult.of(
         records,
         {**weights, **{f"top.{name}": value for name, value in state.top.items()}},
-        settings=settings.as_dict(),
+        settings=decode(KeptTraining, settings.as_dict()),
         latency=timed,
         guarantee=Guarantee(reason=NO_PROOF),
     )

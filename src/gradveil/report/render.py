@@ -87,7 +87,7 @@ def render_training(training: TrainingResult, *, private: bool) -> str:
             training=training,
             private=private and not training.builtin_data,
             score=score,
-            defense=str(training.settings.get("defense", "none")),
+            defense=training.settings.defense,
             chart=training_chart(curve, score=score) if curve.rounds else None,
             words=words.utility_words(training.settings),
         )

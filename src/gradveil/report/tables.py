@@ -120,8 +120,9 @@ def owners(rows: Sequence[RecordRow]) -> list[Owner]:
 
 def differing(cells: Sequence[CellResult]) -> list[str]:
     """Return the settings that take more than one value in the run, in the order the cells name them."""
-    names = dict.fromkeys(name for cell in cells for name in cell.settings if name not in NOT_A_SETTING)
-    return [name for name in names if len({str(cell.settings.get(name)) for cell in cells}) > 1]
+    told = [cell.settings.as_dict() for cell in cells]
+    names = dict.fromkeys(name for each in told for name in each if name not in NOT_A_SETTING)
+    return [name for name in names if len({str(each.get(name)) for each in told}) > 1]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -161,14 +162,18 @@ def heat_maps(cells: Sequence[CellResult], leading: Sequence[str]) -> list[HeatM
 
 def _heat_map(defense: str, title: str, cells: Sequence[CellResult], leading: bool) -> HeatMap:
     batches, steps = _values(cells, "batch_size"), _values(cells, "local_steps")
-    found = {(str(cell.settings.get("batch_size")), str(cell.settings.get("local_steps"))): cell for cell in cells}
-    rows = tuple((batch, tuple(_heat_cell(found.get((batch, step))) for step in steps)) for batch in batches)
-    return HeatMap(defense=defense, title=title, leading=leading, steps=steps, rows=rows)
+    measured = {(cell.settings.said("batch_size"), cell.settings.said("local_steps")): cell for cell in cells}
+    rows = {batch: tuple(_heat_cell(measured.get((batch, step))) for step in steps) for batch in batches}
+    told = tuple((_or_unsaid(batch), row) for batch, row in rows.items())
+    return HeatMap(defense=defense, title=title, leading=leading, steps=tuple(map(_or_unsaid, steps)), rows=told)
 
 
-def _values(cells: Sequence[CellResult], name: str) -> tuple[str, ...]:
-    found = {cell.settings.get(name) for cell in cells}
-    return tuple(str(value) for value in sorted(found, key=lambda v: (v if isinstance(v, (int, float)) else math.inf, str(v))))
+def _values(cells: Sequence[CellResult], name: str) -> list[int | None]:
+    return sorted({cell.settings.said(name) for cell in cells}, key=lambda value: math.inf if value is None else value)
+
+
+def _or_unsaid(value: int | None) -> str:
+    return "?" if value is None else str(value)
 
 
 def _heat_cell(cell: CellResult | None) -> HeatCell:

@@ -10,14 +10,16 @@ from __future__ import annotations
 import dataclasses
 import math
 import statistics
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
 from gradveil.run.pairs import pair_up
 from gradveil.study.cell import Cell
+from gradveil.study.codec import decode
 from gradveil.study.declare import part_of
 from gradveil.study.federation import UtilitySettings
+from gradveil.study.kept import KeptTraining, KeptUtility
 from gradveil.study.proved import Guarantee
 from gradveil.study.results import TrainingBytes, Utility
 from gradveil.study.settings import DataSource, ModelSource
@@ -105,7 +107,7 @@ def train_once(
         result = train_vertical(training.federation(), cut=training.cut, parts=training.parts, **settings)
     else:
         result = run_training(training.federation(), **settings)
-    return result.kept(key, training.as_dict(), _chance(training))
+    return result.kept(key, training, _chance(training))
 
 
 def _chance(training: Training) -> float:
@@ -134,12 +136,12 @@ def cell_utility(
     if not pairs:
         return None
     sides = list(zip(*pairs, strict=True))
-    known = [{each.settings["seed"]: each.final_accuracy or 0.0 for each in side} for side in sides]
+    known = [{each.settings.seed: each.final_accuracy or 0.0 for each in side} for side in sides]
     means = pair_up(*known)
     up, down = ([statistics.fmean(getattr(each.bytes, name) for each in side) for side in sides] for name in ("up", "down"))
     return Utility(
         settings=_told(utility, pairs[0][0].settings),
-        seeds=tuple(a.settings["seed"] for a, _ in pairs),
+        seeds=tuple(a.settings.seed for a, _ in pairs),
         trainings=tuple(a.key for a, _ in pairs),
         baseline=tuple(b.key for _, b in pairs),
         accuracy=means["accuracy"],
@@ -152,13 +154,13 @@ def cell_utility(
     )
 
 
-def _told(utility: UtilitySettings, training: Mapping[str, Any]) -> dict[str, Any]:
+def _told(utility: UtilitySettings, training: KeptTraining) -> KeptUtility:
     """Return how the trainings went, without what is about clients where there were parties."""
-    if not training.get("cut"):
-        return utility.as_dict()
+    if not training.cut:
+        return decode(KeptUtility, utility.as_dict())
     about_clients = ("clients", "clients_per_round", "partition", "aggregation")
-    own = {name: value for name, value in utility.as_dict().items() if name not in about_clients}
-    return {**own, "cut": training["cut"], "parts": training["parts"]}
+    told = {name: value for name, value in utility.as_dict().items() if name not in about_clients}
+    return decode(KeptUtility, {**told, "cut": training.cut, "parts": training.parts})
 
 
 def _weakest(guarantees: Sequence[Guarantee | None]) -> Guarantee | None:

@@ -11,6 +11,8 @@ Fields say the rest in their metadata:
     BESIDE            not in this JSON at all: it is kept in another file, or in memory only
     NEEDED            a part whose JSON lacks it, or has it empty, counts as missing, whatever the default
     REASONS           a mapping from a field to why there is no value; in JSON ``{"unavailable": reason}`` in the field's place
+    UNREAD            a mapping from a key to what no field can hold: a strange value, or the value of an unknown key, which are
+                      written again as they were; None, which is not written, for a key that is missing
 
 A class may have a tuple ``KEYS``, the JSON keys in order, where they are not its fields in order: properties among them are
 written and not read. A tuple ``BRIEF`` names the keys that remain where ``reason`` says why there is no result. A class method
@@ -30,13 +32,14 @@ from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_
 
 from gradveil.study.checks import is_number
 
-__all__ = ["BESIDE", "NEEDED", "OMITTED", "REASONS", "Malformed", "decode", "encode", "named", "read_json"]
+__all__ = ["BESIDE", "NEEDED", "OMITTED", "REASONS", "UNREAD", "Malformed", "decode", "encode", "named", "read_json"]
 
 T = TypeVar("T")
 OMITTED = {"omitted": True}
 BESIDE = {"beside": True}
 NEEDED = {"needed": True}
 REASONS = {"reasons": True, **BESIDE}
+UNREAD = {"unread": True, **BESIDE}
 UNAVAILABLE = "unavailable"
 
 
@@ -82,18 +85,19 @@ def encode(value: Any) -> Any:
 def _encode_fields(record: Any) -> dict[str, Any]:
     schema = _schema(type(record))
     why = getattr(record, schema.reasons) if schema.reasons else {}
-    keys = schema.keys
-    if schema.brief and record.reason:
-        keys = schema.brief
-    found: dict[str, Any] = {}
+    unread = getattr(record, schema.unread) if schema.unread else {}
+    keys = schema.brief if schema.brief and record.reason else schema.keys
+    written: dict[str, Any] = {}
     for key in keys:
+        if key in unread:
+            continue
         field = schema.fields.get(key)
         value = getattr(record, field.name if field else key)
         if value is None and field is not None and field.name in why:
-            found[key] = {UNAVAILABLE: why[field.name]}
+            written[key] = {UNAVAILABLE: why[field.name]}
         elif not (field is not None and field.omitted and value == field.default()):
-            found[key] = encode(value)
-    return found
+            written[key] = encode(value)
+    return written | {key: encode(value) for key, value in unread.items() if value is not None}
 
 
 def decode(cls: type[T], values: object, where: str = "") -> T:
@@ -133,6 +137,10 @@ def _decode_fields(cls: type[Any], values: object) -> Any:
     if schema.reasons:
         told = {field.name: given[key] for key, field in schema.fields.items() if isinstance(given.get(key), Mapping)}
         found[schema.reasons] = {name: str(each[UNAVAILABLE]) for name, each in told.items() if UNAVAILABLE in each}
+    if schema.unread:
+        read = {key for key in given if (schema.fields[key].name in found if key in schema.fields else key in schema.keys)}
+        all_of_it = dict.fromkeys(schema.keys) | {key: value for key, value in given.items() if value is not None}
+        found[schema.unread] = {key: value for key, value in all_of_it.items() if key not in read}
     return cls(**found)
 
 
@@ -235,6 +243,7 @@ class _Schema:
     keys: tuple[str, ...]
     brief: tuple[str, ...]
     reasons: str
+    unread: str
 
 
 _schemas: dict[type[Any], _Schema] = {}
@@ -251,5 +260,5 @@ def _read_schema(cls: type[Any]) -> _Schema:
     own = dataclasses.fields(cls)
     kept = [_Field(each.name, hints[each.name], each) for each in own if not each.metadata.get("beside")]
     fields = {str(each.own.metadata.get("key", each.name)): each for each in kept}
-    reasons = next((each.name for each in own if each.metadata.get("reasons")), "")
-    return _Schema(fields, getattr(cls, "KEYS", tuple(fields)), getattr(cls, "BRIEF", ()), reasons)
+    reasons, unread = (next((each.name for each in own if each.metadata.get(kind)), "") for kind in ("reasons", "unread"))
+    return _Schema(fields, getattr(cls, "KEYS", tuple(fields)), getattr(cls, "BRIEF", ()), reasons, unread)

@@ -13,7 +13,8 @@ from pathlib import Path
 from typing import Any, Literal
 
 from gradveil.study.cell import CELL_FORMAT
-from gradveil.study.codec import BESIDE, OMITTED, REASONS, named
+from gradveil.study.codec import BESIDE, OMITTED, REASONS, decode, named
+from gradveil.study.kept import KeptCell, KeptUtility
 from gradveil.study.measures import Estimate, Quality, Share, Summary
 from gradveil.study.proved import Certificate, Guarantee
 from gradveil.study.risks import CellRisk
@@ -230,7 +231,7 @@ class Utility:
         time_ratio: Time of a client's round over that without the defense, from those files.
     """
 
-    settings: Mapping[str, Any] = field(default_factory=dict)
+    settings: KeptUtility = field(default_factory=lambda: decode(KeptUtility, {}))
     seeds: tuple[int, ...] = ()
     trainings: tuple[str, ...] = ()
     baseline: tuple[str, ...] = ()
@@ -271,7 +272,7 @@ class CellResult:
     format = CELL_FORMAT
 
     key: str = ""
-    settings: Mapping[str, Any] = field(default_factory=dict, metadata=named("cell"))
+    settings: KeptCell = field(default_factory=lambda: decode(KeptCell, {}), metadata=named("cell"))
     defense: Defense = Defense()
     threat: Threat = Threat()
     n: int = 0
@@ -312,7 +313,7 @@ class CellResult:
     @property
     def ensemble(self) -> str:
         """The named, frozen ensemble that attacked."""
-        return str(self.settings.get("ensemble", "the ensemble of this run"))
+        return self.settings.said("ensemble") or "the ensemble of this run"
 
     @property
     def failures(self) -> tuple[Check, ...]:

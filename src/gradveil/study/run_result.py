@@ -69,9 +69,10 @@ class Run:
         Raises:
             UsageError: No cell that is done has them, or several have.
         """
-        found = [cell for cell in self.cells if all(cell.settings.get(name) == value for name, value in settings.items())]
-        if len(found) != 1:
+        alike = [cell for cell in self.cells if settings.items() <= cell.settings.as_dict().items()]
+        if len(alike) != 1:
             asked = ", ".join(f"{name}={value!r}" for name, value in settings.items()) or "no settings"
-            cure = "name more settings" if found else f"there are {', '.join(str(c.settings.get('defense')) for c in self.cells)}"
-            raise UsageError(f"{len(found) or 'no'} cells of this run have {asked}; {cure}")
-        return found[0]
+            defenses = ", ".join(str(cell.settings.said("defense")) for cell in self.cells)
+            cure = "name more settings" if alike else f"there are {defenses}"
+            raise UsageError(f"{len(alike) or 'no'} cells of this run have {asked}; {cure}")
+        return alike[0]

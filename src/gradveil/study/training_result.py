@@ -11,9 +11,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Any
 
-from gradveil.study.codec import BESIDE, OMITTED, named
+from gradveil.study.codec import BESIDE, OMITTED, decode, named
+from gradveil.study.kept import KeptTraining
 from gradveil.study.proved import Guarantee
 from gradveil.study.training import TRAINING_FORMAT as UTILITY_FORMAT
+from gradveil.study.training import Training
 
 if TYPE_CHECKING:
     from gradveil.tensors import Named
@@ -122,18 +124,18 @@ class Curve:
     latency: Latency | None = None
 
     @classmethod
-    def of(cls, seed: Any, rounds: Sequence[Round], client_seconds: Sequence[float], latency: Latency | None) -> Curve:
+    def of(cls, seed: int | None, rounds: Sequence[Round], client_seconds: Sequence[float], latency: Latency | None) -> Curve:
         """Draw the curve of a training.
 
         Args:
-            seed: As the settings have it.
+            seed: Where the settings say it.
             rounds: In order.
             client_seconds: One per round; the median counts, so one that the machine was busy in does not.
             latency: Where it was measured.
         """
         seen = [(each.round, each.accuracy) for each in rounds if each.accuracy is not None]
         return cls(
-            seed=seed if isinstance(seed, int) else None,
+            seed=seed,
             rounds=tuple(number for number, _ in seen),
             accuracy=tuple(accuracy for _, accuracy in seen),
             client_seconds=statistics.median(client_seconds) if client_seconds else None,
@@ -178,7 +180,6 @@ class TrainingRecord:
     """One training behind the utility of cells, without what differs from run to run.
 
     Attributes:
-        settings: Of the training, in plain values.
         chance: Accuracy of always naming the most frequent class.
         timing: Kept in a file of its own.
     """
@@ -187,7 +188,7 @@ class TrainingRecord:
     format = UTILITY_FORMAT
 
     key: str = ""
-    settings: Mapping[str, Any] = field(default_factory=dict, metadata=named("training"))
+    settings: KeptTraining = field(default_factory=lambda: decode(KeptTraining, {}), metadata=named("training"))
     chance: float | None = None
     final_accuracy: float | None
     best_accuracy: float | None = None
@@ -199,7 +200,7 @@ class TrainingRecord:
     @property
     def curve(self) -> Curve:
         """Accuracy by round."""
-        return Curve.of(self.settings.get("seed"), self.rounds, self.timing.client_seconds, self.timing.latency)
+        return Curve.of(self.settings.said("seed"), self.rounds, self.timing.client_seconds, self.timing.latency)
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -209,7 +210,6 @@ class TrainingResult:
     Attributes:
         version: Of gradveil, where it was kept.
         command: That ran it.
-        settings: Every field of `FederationSettings`, in plain values.
         data: What was trained and tested on, in plain values.
         parameters: Trainable numbers of the model.
         rounds: One record per round so far.
@@ -231,7 +231,7 @@ class TrainingResult:
 
     version: str = "unknown"
     command: str = ""
-    settings: Mapping[str, Any] = field(default_factory=dict)
+    settings: KeptTraining = field(default_factory=lambda: decode(KeptTraining, {}))
     data: Mapping[str, Any] = field(default_factory=dict)
     parameters: int = 0
     rounds: tuple[RoundRecord, ...] = ()
@@ -306,8 +306,7 @@ class TrainingResult:
     @property
     def planned(self) -> int:
         """Rounds asked for."""
-        rounds = self.settings.get("rounds")
-        return rounds if isinstance(rounds, int) else len(self.rounds)
+        return len(self.rounds) if "rounds" in self.settings.unread else self.settings.rounds
 
     @property
     def finished(self) -> bool:
@@ -318,13 +317,13 @@ class TrainingResult:
     def curve(self) -> Curve:
         """Accuracy by round."""
         seconds = [each.client_seconds for each in self.rounds if each.client_seconds is not None]
-        return Curve.of(self.settings.get("seed"), self.rounds, seconds, self.latency)
+        return Curve.of(self.settings.said("seed"), self.rounds, seconds, self.latency)
 
-    def kept(self, key: str, settings: Mapping[str, Any], chance: float) -> TrainingRecord:
+    def kept(self, key: str, training: Training, chance: float) -> TrainingRecord:
         """Return what an audit keeps of this training, under its key."""
         return TrainingRecord(
             key=key,
-            settings=settings,
+            settings=decode(KeptTraining, training.as_dict()),
             chance=chance,
             final_accuracy=self.final_accuracy,
             best_accuracy=self.best_accuracy,

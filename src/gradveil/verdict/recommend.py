@@ -174,19 +174,15 @@ def recommend(run: Run, asked: Requirements) -> Recommendation:
 
 def _rows(run: Run, asked: Requirements) -> list[CellResult]:
     """Return the rows to judge: updates and embeddings are defended by different means, so they are not weighed together."""
-    cuts = list(dict.fromkeys(_cut(cell) for cell in run.cells))
+    cuts = list(dict.fromkeys(cell.settings.cut for cell in run.cells))
     if asked.cut:
         known = [cut or HORIZONTAL for cut in cuts]
         if asked.cut not in known:
             raise UsageError(f"there is no row with cut {asked.cut!r} in this run{suggest(asked.cut, known)}")
-        return [cell for cell in run.cells if (_cut(cell) or HORIZONTAL) == asked.cut]
-    rows = [[cell for cell in run.cells if bool(_cut(cell)) is vertical] for vertical in (False, True)]
+        return [cell for cell in run.cells if (cell.settings.cut or HORIZONTAL) == asked.cut]
+    rows = [[cell for cell in run.cells if bool(cell.settings.cut) is vertical] for vertical in (False, True)]
     # Without a defense among them, horizontal rows are there for comparison alone.
     return next((side for side in rows if any(not cell.defense.is_none for cell in side)), rows[0] or rows[1])
-
-
-def _cut(cell: CellResult) -> str:
-    return str(cell.settings.get("cut") or "")
 
 
 def _check_evidence(settings: Sequence[Setting], *, unfinished: bool) -> None:
@@ -368,7 +364,7 @@ def _common_notes(run: Run, candidates: Sequence[Candidate], judged: Sequence[Ce
     notes = [f"{each.spelling} was left out: {'; '.join(each.doubts)}" for each in candidates if each.doubts]
     if run.missing:
         notes.append(f"{count(len(run.missing), 'cell is', 'cells are')} not done yet, so the answer may change")
-    others = list(dict.fromkeys(_cut(cell) or HORIZONTAL for cell in run.cells if cell not in judged))
+    others = list(dict.fromkeys(cell.settings.cut or HORIZONTAL for cell in run.cells if cell not in judged))
     if others:
         options = " or ".join(f"--cut {cut}" for cut in others)
         notes.append(f"{count(len(run.cells) - len(judged), 'row', 'rows')} of other cuts left out; ask for them with {options}")

@@ -25,8 +25,6 @@ __all__ = ["Headline", "Setting", "Status", "bar_of", "choose_headline", "closer
 ENOUGH = 16
 # Where and how a cell was computed does not change the question it answers.
 NOT_A_SETTING = {"defense", "execution", "threads", "device", "risk"}
-# Settings that older results lack, and what they meant by it: both kinds stand in one table.
-UNSAID = {"scale": "", "read": "", "bn_statistics": False, "cut": "", "parts": "whole", "party": 0, "sees": "embedding"}
 
 
 class Status(Enum):
@@ -123,8 +121,8 @@ def settings_of(cells: Sequence[CellResult]) -> tuple[Setting, ...]:
     """Group cells by everything but the defense, in plan order."""
     groups: dict[tuple[tuple[str, str], ...], list[CellResult]] = {}
     for cell in cells:
-        told = {name: value for name, value in cell.settings.items() if name not in NOT_A_SETTING}
-        key = tuple(sorted((name, str(value)) for name, value in told.items() if name not in UNSAID or value != UNSAID[name]))
+        told = cell.settings.as_dict()
+        key = tuple(sorted((name, str(value)) for name, value in told.items() if name not in NOT_A_SETTING))
         groups.setdefault(key, []).append(cell)
     return tuple(Setting(cells=tuple(group)) for group in groups.values())
 

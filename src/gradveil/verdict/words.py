@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
+from gradveil.study.kept import KeptTraining, KeptUtility
 from gradveil.study.results import CellResult, Utility
 from gradveil.study.run_result import Run
 from gradveil.verdict.numbers import NBSP, accuracy, count, db, interval, ms, percent, points, size, times
@@ -36,7 +36,6 @@ NULLS = {
 }
 SHARES = {
     "gradient": "sharing a gradient",
-    "update": "sharing a weight update",
     "weights": "sharing weights",
     "embedding": "sharing an embedding",
 }
@@ -150,21 +149,21 @@ def _accuracy_words(utility: Utility) -> str:
     return told
 
 
-def utility_words(settings: Mapping[str, Any]) -> str:
+def utility_words(settings: KeptTraining | KeptUtility) -> str:
     """Say how the federation trained that accuracy, bytes and time come from."""
 
     def value(name: str) -> str:
-        return str(settings.get(name, "?"))
+        return "?" if settings.said(name) is None else str(settings.said(name))
 
     # 0 records per step means all of them, and a number of steps wins over passes.
-    size = "all records in every step" if settings.get("minibatch") == 0 else f"minibatches of {value('minibatch')}"
+    size = "all records in every step" if settings.minibatch == 0 else f"minibatches of {value('minibatch')}"
     local = f"{size}, learning rate {value('learning_rate')}"
-    if settings.get("cut"):
+    if settings.cut:
         passes = "1 pass" if value("local_epochs") == "1" else f"{value('local_epochs')} passes"
         together = f"the parties ({value('parts')}, model cut at {value('cut')}) step together in {value('rounds')} rounds"
         return f"{together} of {passes} over the records, {local}"
     every = f"{value('clients_per_round')} of {value('clients')} clients in each of {value('rounds')} rounds"
-    unit = "step" if settings.get("local_steps") else "epoch"
+    unit = "step" if settings.local_steps else "epoch"
     many = value(f"local_{unit}s")
     long = f"{many} local {unit}" if many == "1" else f"{many} local {unit}s"
     return f"{every}, records dealt out {value('partition')}, {long}, {local}, {value('aggregation')}"
@@ -213,29 +212,25 @@ def progress_sentence(run: Run) -> str:
 
 def setting_words(cell: CellResult, fields: Sequence[str] = ()) -> str:
     """Describe a setting: data, model and training; with ``fields``, only those."""
-
-    def number(name: str) -> int:
-        value = cell.settings.get(name, 1)
-        return value if isinstance(value, int) else 1
-
-    values = {name: str(value) for name, value in cell.settings.items()}
+    settings = cell.settings
+    plain = {name: f"{name.replace('_', ' ')} {value}" for name, value in settings.as_dict().items()}
     spelled = {
-        **{name: f"{name.replace('_', ' ')} {value}" for name, value in values.items()},
-        "data": values.get("data", ""),
-        "model": values.get("model", ""),
-        "state": values.get("state", ""),
-        "batch_size": f"batch of {number('batch_size')}",
-        "local_steps": count(number("local_steps"), "local step"),
-        "clients": "one client’s update" if number("clients") == 1 else f"aggregate of {number('clients')} clients",
-        "rounds": count(number("rounds"), "round"),
-        "cut": f"vertical, {values['cut']}" if values.get("cut") else "horizontal",
-        "parts": values.get("parts", "") if values.get("cut") else "",
-        "party": f"party {values.get('party', 0)}" if values.get("cut") else "",
-        "sees": SEES.get(values.get("sees", ""), "") if values.get("cut") else "",
-        "shares": SHARES.get(values.get("shares", ""), values.get("shares", "")),
+        "data": settings.data,
+        "model": settings.model,
+        "state": settings.state,
+        "batch_size": f"batch of {settings.batch_size}",
+        "local_steps": count(settings.local_steps, "local step"),
+        "clients": "one client’s update" if settings.clients == 1 else f"aggregate of {settings.clients} clients",
+        "rounds": count(settings.rounds, "round"),
+        "cut": f"vertical, {settings.cut}" if settings.cut else "horizontal",
+        "parts": settings.parts if settings.cut else "",
+        "party": f"party {settings.party}" if settings.cut else "",
+        "sees": SEES[settings.sees] if settings.cut else "",
+        "shares": SHARES[settings.shares],
     }
-    several = ("rounds",) if number("rounds") > 1 else ()
+    several = ("rounds",) if settings.rounds > 1 else ()
     horizontal = ("data", "model", "state", "batch_size", "local_steps", "shares", "clients", *several)
     vertical = ("data", "model", "cut", "parts", "party", "state", "batch_size", "sees")
-    chosen = fields or (vertical if values.get("cut") else horizontal)
-    return " · ".join(spelled[name] for name in chosen if name in values and spelled[name])
+    chosen = fields or (vertical if settings.cut else horizontal)
+    told = plain | {name: text for name, text in spelled.items() if settings.said(name) is not None}
+    return " · ".join(told[name] for name in chosen if told.get(name))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import html
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -22,9 +23,12 @@ from gradveil.run.estimate import estimate_plan
 from gradveil.run.grid import cells_of, check_inputs
 from gradveil.run.pool import run_audit
 from gradveil.study.cell import Cell
-from gradveil.study.codec import encode
+from gradveil.study.codec import decode, encode
 from gradveil.study.federation import UtilitySettings
+from gradveil.study.kept import KeptCell
+from gradveil.study.measures import Share, Summary
 from gradveil.study.plan import Plan
+from gradveil.study.results import CellResult
 from gradveil.verdict.words import setting_words
 from tests.unit.audit.small import digits
 
@@ -159,17 +163,17 @@ def test_estimates_know_vertical_rows() -> None:
 
 
 def test_the_report_names_the_cut_and_what_is_seen() -> None:
-    class Shown:
-        settings = CELL.replace(parts="left_right").as_dict()
+    nobody = Summary(n=1, identified=Share(value=0.0, low=0.0, high=0.8, count=0, n=1))
 
-    words = setting_words(Shown())  # type: ignore[arg-type]
-    assert "vertical, cut1 · left_right · party 0" in words and "an embedding is seen" in words
-    Shown.settings = CELL.replace(cut="").as_dict()
-    assert "vertical" not in setting_words(Shown())  # type: ignore[arg-type]
-    assert setting_words(Shown(), ["cut"]) == "horizontal"  # type: ignore[arg-type]
-    assert "round" not in setting_words(Shown())  # type: ignore[arg-type]
-    Shown.settings = CELL.replace(cut="", rounds=2).as_dict()
-    assert "2\xa0rounds" in setting_words(Shown())  # type: ignore[arg-type]
+    def words(*names: str, **changes: Any) -> str:
+        settings = decode(KeptCell, CELL.replace(**changes).as_dict())
+        return setting_words(CellResult(settings=settings, selected=nobody), names)
+
+    vertical = words(parts="left_right")
+    assert "vertical, cut1 · left_right · party 0" in vertical and "an embedding is seen" in vertical
+    assert "vertical" not in words(cut="") and "round" not in words(cut="")
+    assert words("cut", cut="") == "horizontal"
+    assert "2\xa0rounds" in words(cut="", rounds=2)
 
 
 def test_a_captured_update_is_no_embedding(tmp_path: Path) -> None:
@@ -193,7 +197,7 @@ def test_the_report_of_a_mixed_run_shows_both_kinds_of_row(tmp_path: Path) -> No
         ensemble=["inverting_gradients(steps=5, objective='l2')"],
     )
     result = run_audit(plan, tmp_path, workers=1)
-    assert [cell.settings["cut"] for cell in result.cells] == ["", "cut1"]
+    assert [cell.settings.cut for cell in result.cells] == ["", "cut1"]
     page = html.unescape(write_report(result.out).read_text(encoding="utf-8"))
     assert "vertical, cut1" in page and "sharing an embedding" in page
     assert "Settings of this run differ in what the attacker sees" in page

@@ -14,7 +14,9 @@ from safetensors.torch import load_file
 from gradveil.cli import main, training_progress
 from gradveil.client.update import run_client
 from gradveil.federation import engine
+from gradveil.study.codec import decode
 from gradveil.study.federation import FederationSettings
+from gradveil.study.kept import KeptTraining
 from gradveil.study.training_result import RoundRecord, TrainingResult
 
 Captured = pytest.CaptureFixture[str]
@@ -116,7 +118,7 @@ def test_options_become_settings(monkeypatch: pytest.MonkeyPatch) -> None:
     def fake(settings: FederationSettings, **more: Any) -> TrainingResult:
         asked.update(more, settings=settings)
         record = RoundRecord(round=1, accuracy=0.5, loss=1.0, bytes_up=10, bytes_down=10)
-        return TrainingResult.of([record], {}, settings=settings.as_dict())
+        return TrainingResult.of([record], {}, settings=decode(KeptTraining, settings.as_dict()))
 
     monkeypatch.setattr(engine, "run_training", fake)
     options = (

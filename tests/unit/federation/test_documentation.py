@@ -19,4 +19,4 @@ def test_the_python_example_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     monkeypatch.chdir(tmp_path)
     names: dict[str, Any] = {}
     exec(code, names)  # our own document
-    assert names["two"].settings["defense"] == "pruning(rate=0.9)" and (tmp_path / "pruned" / "training.json").is_file()
+    assert names["two"].settings.defense == "pruning(rate=0.9)" and (tmp_path / "pruned" / "training.json").is_file()

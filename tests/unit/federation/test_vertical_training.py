@@ -72,7 +72,7 @@ def test_a_killed_training_goes_on_to_the_same_bits(tmp_path: Path, defense: str
 
 
 def test_results_tell_which_statistics_batch_norm_used() -> None:
-    assert run(settings={"batch_norm": "train", "rounds": 1}).settings["batch_norm"] == "eval"
+    assert run(settings={"batch_norm": "train", "rounds": 1}).settings.batch_norm == "eval"
 
 
 def test_a_party_is_timed_with_and_without_its_defense() -> None:

@@ -27,7 +27,9 @@ from gradveil.run.jobs import Progress, training_key
 from gradveil.run.pool import run_audit
 from gradveil.run.trainings import all_trainings, cell_utility, trainings_of
 from gradveil.study.cell import Cell
+from gradveil.study.codec import decode
 from gradveil.study.federation import UtilitySettings
+from gradveil.study.kept import KeptTraining
 from gradveil.study.plan import Plan
 from gradveil.study.proved import Guarantee
 from gradveil.study.training import Training
@@ -151,7 +153,7 @@ def test_a_cell_gets_its_utility_from_pairs(out: Path) -> None:
 
 def test_a_guarantee_holds_for_every_seed() -> None:
     def record(seed: int, guarantee: Guarantee | None) -> TrainingRecord:
-        return TrainingRecord(key="k", settings={"seed": seed}, final_accuracy=0.5, guarantee=guarantee)
+        return TrainingRecord(key="k", settings=decode(KeptTraining, {"seed": seed}), final_accuracy=0.5, guarantee=guarantee)
 
     def found(*guarantees: Guarantee | None) -> Guarantee | None:
         own = [record(seed, each) for seed, each in enumerate(guarantees)]
@@ -214,7 +216,7 @@ def test_a_damaged_training_is_put_aside_and_run_again_alone(out: Path, tmp_path
 
 def test_whole_pairs_count_before_all_trainings_are_done() -> None:
     def done(seed: int, accuracy: float) -> TrainingRecord:
-        return TrainingRecord(key=KEY, settings={"seed": seed}, final_accuracy=accuracy, chance=0.1)
+        return TrainingRecord(key=KEY, settings=decode(KeptTraining, {"seed": seed}), final_accuracy=accuracy, chance=0.1)
 
     assert cell_utility(TINY, [done(0, 0.5), None], [None, done(1, 0.6)]) is None
     found = cell_utility(TINY, [done(0, 0.5), done(1, 0.4)], [done(0, 0.6), None])

@@ -19,7 +19,8 @@ import pytest
 from gradveil.errors import GradveilError, UsageError
 from gradveil.storage.run_folder import Store, npz_bytes
 from gradveil.study.cell import CELL_FORMAT
-from gradveil.study.codec import encode
+from gradveil.study.codec import decode, encode
+from gradveil.study.kept import KeptCell, KeptTraining, KeptUtility
 from gradveil.study.load import load_run
 from gradveil.study.measures import Estimate, Share, Summary
 from gradveil.study.results import CellResult, Defense, Timing, Utility
@@ -30,7 +31,7 @@ KEY = "0123456789abcdef"
 ALL = Share(value=1.0, low=0.2, high=1.0, count=1, n=1)
 CELL = CellResult(
     key=KEY,
-    settings={"defense": "none"},
+    settings=decode(KeptCell, {"defense": "none"}),
     defense=Defense(spelling="none"),
     n=1,
     selected=Summary(n=1, identified=ALL),
@@ -57,10 +58,11 @@ def test_what_is_written_is_read(tmp_path: Path) -> None:
 
 def test_numbers_that_are_not_finite_become_null(tmp_path: Path) -> None:
     store = Store(tmp_path)
-    odd = {"a": [float("nan"), np.float32(0.5), np.int64(3)], "b": float("inf")}
-    store.write_cell(replace(CELL, settings=odd), {})
-    found = store.read_cell(KEY)
-    assert found is not None and found.settings == {"a": [None, 0.5, 3], "b": None}
+    odd = {"a": [float("nan"), np.float32(0.5), np.int64(3)], "learning_rate": float("inf")}
+    store.write_cell(replace(CELL, settings=decode(KeptCell, odd)), {})
+    cell = store.read_cell(KEY)
+    assert cell is not None and cell.settings.unread["a"] == [None, 0.5, 3]
+    assert cell.settings.said("learning_rate") is None
 
 
 def test_the_same_pictures_give_the_same_bytes() -> None:
@@ -106,8 +108,9 @@ def test_a_damaged_cell_is_put_aside_and_measured_again(content: bytes, tmp_path
 
 def test_a_training_without_its_accuracy_is_put_aside(tmp_path: Path) -> None:
     store, path = Store(tmp_path), tmp_path / "utility" / f"{KEY}.json"
-    store.write_training(TrainingRecord(key=KEY, settings={"seed": 0}, final_accuracy=None))
-    assert store.read_training(KEY) == TrainingRecord(key=KEY, settings={"seed": 0}, final_accuracy=None)
+    record = TrainingRecord(key=KEY, settings=decode(KeptTraining, {"seed": 0}), final_accuracy=None)
+    store.write_training(record)
+    assert store.read_training(KEY) == record
     path.write_text(json.dumps({"format": TrainingRecord.format, "key": KEY}))
     assert store.read_training(KEY) is None and not path.exists()
 
@@ -221,7 +224,7 @@ def test_the_report_reads_what_the_store_writes(tmp_path: Path) -> None:
 
 def test_utility_is_written_into_a_cell_and_changes_nothing_else(tmp_path: Path) -> None:
     store, path = Store(tmp_path), tmp_path / "cells" / f"{KEY}.json"
-    utility = Utility(settings={"rounds": 2}, seeds=(0,), accuracy=Estimate(value=0.5, n=1, per_seed=(0.5,)))
+    utility = Utility(settings=decode(KeptUtility, {"rounds": 2}), seeds=(0,), accuracy=Estimate(value=0.5, n=1, per_seed=(0.5,)))
     store.give_utility(KEY, utility)
     assert not path.exists(), "the cell is not done"
     store.write_cell(CELL, {})

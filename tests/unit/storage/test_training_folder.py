@@ -184,7 +184,7 @@ def test_the_summary_is_what_the_format_promises(tmp_path: Path) -> None:
     assert list(found) == [*top.split(), "guarantee", "seconds", "provenance"]
     assert found["format"] == "gradveil-training-1"
     assert found["command"] == "gradveil train x"
-    assert found["settings"] == result.settings
+    assert found["settings"] == result.settings.as_dict()
     assert found["rounds"] == [encode(record) for record in result.rounds]
     assert [json.loads(line) for line in (tmp_path / "rounds.jsonl").read_text().splitlines()] == found["rounds"]
     assert tuple(decode(RoundRecord, values) for values in found["rounds"]) == result.rounds

@@ -207,7 +207,7 @@ def test_updates_and_embeddings_are_not_weighed_together(tmp_path: Path) -> None
     beside = tmp_path / "beside"
     make_results(beside, defenses=LADDER, seeds=3, grid=grid)
     loaded = load_run(beside)
-    kept = tuple(cell for cell in loaded.cells if cell.settings.get("cut") or cell.defense.is_none)
+    kept = tuple(cell for cell in loaded.cells if cell.settings.cut or cell.defense.is_none)
     found = recommend(replace(loaded, cells=kept), Requirements(max_accuracy_drop=1, max_time=1.2))
     assert found.as_dict()["recommended"] == alone.as_dict()["recommended"], "the horizontal row is there for comparison"
     with pytest.raises(UsageError, match="no row with cut 'cut2'"):

@@ -9,8 +9,11 @@ from pathlib import Path
 import pytest
 
 from gradveil.audit import trust as checks
+from gradveil.study.codec import decode
+from gradveil.study.kept import KeptCell, KeptUtility
 from gradveil.study.load import load_run
 from gradveil.study.measures import Share, Spread
+from gradveil.study.results import CellResult
 from gradveil.verdict import numbers
 from gradveil.verdict import status as verdict
 from gradveil.verdict.status import Headline, Status, choose_headline, settings_of, status_of
@@ -102,7 +105,7 @@ def test_no_defense_passes_where_the_undefended_update_holds(tmp_path: Path, bar
 def test_the_leading_setting_is_the_one_that_leaks_most(tmp_path: Path) -> None:
     make_results(tmp_path, grid=[{"batch_size": 16}, {"batch_size": 1}, {"batch_size": 4}])
     found = choose_headline(load_run(tmp_path))
-    assert found.undefended is not None and found.undefended.settings["batch_size"] == 1
+    assert found.undefended is not None and found.undefended.settings.batch_size == 1
     assert len(found.settings) == 3
 
 
@@ -187,7 +190,7 @@ def test_numbers_read_like_a_person_wrote_them(shown: str, expected: str) -> Non
 )
 def test_how_a_federation_trained_is_told_as_it_was(changes: dict[str, object], expected: str) -> None:
     settings = {"rounds": 3, "local_epochs": 1, "local_steps": 0, "minibatch": 16, "learning_rate": 0.1}
-    assert expected in utility_words({**settings, **changes})
+    assert expected in utility_words(decode(KeptUtility, {**settings, **changes}))
 
 
 def test_an_attacker_who_alone_is_clearly_ahead_is_the_strongest(tmp_path: Path) -> None:
@@ -204,9 +207,13 @@ def test_an_attacker_who_alone_is_clearly_ahead_is_the_strongest(tmp_path: Path)
 
 def test_results_that_lack_a_later_setting_stand_beside_those_that_have_it(tmp_path: Path) -> None:
     older, newer = load_run(make_results(tmp_path, defenses=DEFENSES[:2])).cells
-    told = replace(newer, settings={**newer.settings, "read": "", "cut": "", "risk": "off"})
-    assert len(settings_of([older, told])) == 1
-    assert len(settings_of([older, replace(newer, settings={**newer.settings, "cut": "cut1"})])) == 2
+
+    def with_settings(**changes: str) -> CellResult:
+        return replace(newer, settings=decode(KeptCell, {**newer.settings.as_dict(), **changes}))
+
+    assert len(settings_of([older, with_settings(read="", cut="", risk="off")])) == 1
+    assert len(settings_of([older, with_settings(cut="cut1")])) == 2
+    assert len(settings_of([older, with_settings(patience="3")])) == 2, "a setting that this version does not know"
 
 
 def test_a_small_ratio_is_not_nothing() -> None:
