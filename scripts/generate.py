@@ -10,12 +10,14 @@ from __future__ import annotations
 import json
 import sys
 from pathlib import Path
+from typing import Any
 
 from gradveil.registry import INDEX
 from gradveil.report.study_tables import fill_studies
+from gradveil.run.scripted import tables_of
 from gradveil.storage.files import write_whole
 from gradveil.storage.study_file import read_study, write_study
-from gradveil.study.published import Study
+from gradveil.study.published import ScriptedStudy, load_study
 from gradveil.study.reference import fill_page
 from gradveil.testing.index import make_index
 
@@ -34,13 +36,19 @@ def page_text(page: Path) -> str:
     return fill_studies(fill_page(page.read_text(encoding="utf-8")), RESULTS)
 
 
+def shown_by(file: Path) -> dict[str, Any]:
+    """Return what the results of a study should say of its tables: the layout, and what a script makes of the documents."""
+    study, found = load_study(file), read_study(RESULTS / f"{file.stem}.json.gz")
+    made = {"tables": tables_of(study, found["documents"])} if isinstance(study, ScriptedStudy) else {}
+    return {"study": study.layout.as_dict(), **made}
+
+
 def renew_layouts() -> None:
     """Bring what the results say of their tables to what the study files say now."""
     for file in sorted(STUDIES.glob("*.toml")):
         path = RESULTS / f"{file.stem}.json.gz"
-        layout = Study.from_toml(file).layout.as_dict()
-        if path.is_file() and (found := read_study(path))["study"] != layout:
-            write_study(path, {**found, "study": layout})
+        if path.is_file() and {**(found := read_study(path)), **shown_by(file)} != found:
+            write_study(path, {**found, **shown_by(file)})
             print(f"{path.name} written")
 
 

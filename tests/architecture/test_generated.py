@@ -12,9 +12,9 @@ from gradveil.registry import INDEX
 from gradveil.report.study_tables import fill_studies
 from gradveil.storage.study_file import read_study
 from gradveil.study.document import SECTIONS
-from gradveil.study.published import Study
+from gradveil.study.published import load_study
 from gradveil.study.reference import fill_page, table_of
-from scripts.generate import DOCS, PAGES, RESULTS, ROOT, STUDIES, index_text, page_text
+from scripts.generate import DOCS, PAGES, RESULTS, ROOT, STUDIES, index_text, page_text, shown_by
 
 AGAIN = "run `make index`"
 
@@ -30,14 +30,25 @@ def test_tables_in_the_docs_are_current(page: Path) -> None:
 
 @pytest.mark.parametrize("file", sorted(STUDIES.glob("*.toml")), ids=lambda file: file.stem)
 def test_a_study_its_results_and_its_page_agree(file: Path) -> None:
-    layout = Study.from_toml(file).layout
+    layout = load_study(file).layout
     if not (RESULTS / f"{file.stem}.json.gz").is_file():
         assert layout.page == "", "a page shows a study that has no results"
         return
-    assert read_study(RESULTS / f"{file.stem}.json.gz")["study"] == layout.as_dict(), AGAIN
+    content = read_study(RESULTS / f"{file.stem}.json.gz")
+    assert {**content, **shown_by(file)} == content, AGAIN
     if layout.table != "none" and layout.page:
         marks = re.findall(r"<!-- study: (.*?) -->", (ROOT / layout.page).read_text(encoding="utf-8"))
-        assert file.stem in [name.strip() for mark in marks for name in mark.split(",")], f"{layout.page} has no table of it"
+        named = [name.strip().partition("#")[0] for mark in marks for name in mark.split(",")]
+        assert file.stem in named, f"{layout.page} has no table of it"
+
+
+def test_every_table_of_a_script_is_shown_somewhere() -> None:
+    pages = [page.read_text(encoding="utf-8") for page in PAGES]
+    marks = {mark for page in pages for mark in re.findall(r"<!-- study: (.*?) -->", page)}
+    for path in RESULTS.glob("*.json.gz"):
+        content = read_study(path)
+        for part in content.get("tables", {}):
+            assert (f"{content['name']}#{part}" if part else content["name"]) in marks
 
 
 @pytest.mark.parametrize("section", SECTIONS)

@@ -12,7 +12,7 @@ import pytest
 from gradveil.report.study_tables import table_of_studies
 from gradveil.storage.study_file import as_folder, read_study, write_study
 from gradveil.study.load import load_run
-from gradveil.study.published import BEFORE, Study
+from gradveil.study.published import BEFORE, Study, load_study
 from scripts.generate import PAGES, RESULTS, ROOT, STUDIES
 from tests.architecture.test_project import foreign_names
 
@@ -63,9 +63,11 @@ def test_every_file_can_be_read(path: Path, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("file", sorted(STUDIES.glob("*.toml")), ids=lambda file: file.stem)
 def test_a_study_asks_for_what_its_results_hold(file: Path) -> None:
-    study, path = Study.from_toml(file), RESULTS / f"{file.stem}.json.gz"
+    study, path = load_study(file), RESULTS / f"{file.stem}.json.gz"
     if not path.is_file():
         pytest.skip("not run yet")
+    if not isinstance(study, Study):
+        pytest.skip("a script says what is asked for")
     content = read_study(path)
     names = ("records", "steps", "seed")
     found = {

@@ -33,15 +33,22 @@ def run_command(
     Example: gradveil study run studies/first_light_photos.toml
     """
     from gradveil.cli.progress import show_progress
+    from gradveil.run.scripted import place_settings, run_scripted
     from gradveil.run.studies import place_files, run_study
-    from gradveil.study.published import Study
+    from gradveil.study.published import ScriptedStudy, load_study
 
-    asked = place_files(Study.from_toml(file), data=data or (), weights=weights or (), device=device)
-    place = out or Path("results", f"{asked.name}.json.gz")
-    note(f"seed {asked.plan.seed} · results go to {place}")
+    found, where = load_study(file), {"data": data or (), "weights": weights or ()}
+    place, folder = out or Path("results", f"{found.name}.json.gz"), work or Path("out", found.name)
+    seed = found.settings.get("seed", 0) if isinstance(found, ScriptedStudy) else found.plan.seed
+    note(f"seed {seed} · results go to {place}")
     with show_progress(quiet=quiet) as on_progress:
-        path = run_study(asked, work=work or Path("out", asked.name), out=place, workers=workers, on_progress=on_progress)
-    print_json({"results": str(path), "seed": asked.plan.seed}) if as_json else typer.echo(str(path))
+        if isinstance(found, ScriptedStudy):
+            asked = place_settings(found, **where, device=device)
+            path = run_scripted(asked, work=folder, out=place, workers=workers, on_progress=on_progress)
+        else:
+            planned = place_files(found, **where, device=device)
+            path = run_study(planned, work=folder, out=place, workers=workers, on_progress=on_progress)
+    print_json({"results": str(path), "seed": seed}) if as_json else typer.echo(str(path))
 
 
 @study.command(name="table")

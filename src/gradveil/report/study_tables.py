@@ -1,7 +1,8 @@
 """Tables of studies in Markdown, and the pages of the docs that show them. Results in, text out; needs no torch.
 
 A page marks the place of a table with ``<!-- study: NAME -->`` and ``<!-- end -->``; several names, with commas, make one table.
-``make index`` fills it, and a test says when page and results differ.
+Where a study has several tables, ``NAME#part`` is one of them. ``make index`` fills it, and a test says when page and results
+differ.
 """
 
 from __future__ import annotations
@@ -13,12 +14,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from gradveil.errors import UsageError
+from gradveil.errors import UsageError, suggest
 from gradveil.storage.study_file import read_study
 
 __all__ = ["fill_studies", "table_of_studies"]
 
-MARK = re.compile(r"(<!-- study: ([\w, -]+?) -->\n).*?(<!-- end -->)", re.DOTALL)
+MARK = re.compile(r"(<!-- study: ([\w, #-]+?) -->\n).*?(<!-- end -->)", re.DOTALL)
 MISSING = "–"
 BASELINE = "none"
 AFTERWARDS = "lpips.json"
@@ -41,14 +42,22 @@ def fill_studies(page: str, results: Path) -> str:
     """
 
     def fill(found: re.Match[str]) -> str:
-        names = [name.strip() for name in found[2].split(",")]
-        return f"{found[1]}{table_of_studies([read_study(results / f'{name}.json.gz') for name in names])}{found[3]}"
+        names = [name.strip().partition("#") for name in found[2].split(",")]
+        studies = [read_study(results / f"{name}.json.gz") for name, _, _ in names]
+        return f"{found[1]}{table_of_studies(studies, names[0][2])}{found[3]}"
 
     return MARK.sub(fill, page)
 
 
-def table_of_studies(studies: Sequence[Mapping[str, Any]]) -> str:
-    """Return the table of one study, or one of several whose tables are of the same kind, the rows of all in one order."""
+def table_of_studies(studies: Sequence[Mapping[str, Any]], part: str = "") -> str:
+    """Return the table of one study, or one of several whose tables are of the same kind, the rows of all in one order.
+
+    Args:
+        studies: What their files hold.
+        part: Of a scripted study with several tables, which; without it, all of them.
+    """
+    if len(studies) == 1 and "tables" in studies[0]:
+        return _scripted(studies[0], part)
     kinds = {str(study.get("study", {}).get("table", "none")) for study in studies}
     names = ", ".join(str(study.get("name")) for study in studies)
     if len(kinds) != 1:
@@ -64,6 +73,16 @@ def table_of_studies(studies: Sequence[Mapping[str, Any]]) -> str:
     rule = "|" + "---|" * len(head)
     top, *body = (f"| {' | '.join(cells)} |" for cells in (head, *(cells for _, cells in lines)))
     return "\n".join([top, rule, *body]) + "\n"
+
+
+def _scripted(study: Mapping[str, Any], part: str) -> str:
+    """Return what the script of a study made of its results."""
+    made: Mapping[str, str] = study["tables"]
+    if part and part not in made:
+        raise UsageError(f"the study {study.get('name')} has no table {part!r}{suggest(part, made)}")
+    if part or len(made) == 1:
+        return made[part] if part else next(iter(made.values()))
+    return "\n".join(f"**{name}**\n\n{text}" for name, text in made.items())
 
 
 def _titles(study: Mapping[str, Any]) -> dict[str, str]:

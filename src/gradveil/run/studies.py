@@ -28,7 +28,7 @@ from gradveil.study.plan import Plan
 from gradveil.study.published import Study
 from gradveil.study.run_result import Run
 
-__all__ = ["cells_of_study", "place_files", "run_study"]
+__all__ = ["cells_of_study", "moved_files", "place_files", "run_study"]
 
 
 def cells_of_study(study: Study) -> list[Cell]:
@@ -47,7 +47,7 @@ def place_files(study: Study, *, data: Sequence[Path] = (), weights: Sequence[Pa
     """
     sources = {each for plan in study.plans for each in plan.data if each not in DATASETS.names()}
     nets = {each for plan in study.plans for each in plan.weights if each}
-    moved = {**_moves(sources, data, "data"), **_moves(nets, weights, "weights")}
+    moved = {**moved_files(sources, data, "data"), **moved_files(nets, weights, "weights")}
 
     def place(plan: Plan) -> Plan:
         changes: dict[str, Any] = {name: [moved.get(each, each) for each in getattr(plan, name)] for name in ("data", "weights")}
@@ -101,8 +101,8 @@ def _spellings(study: Study) -> dict[str, str]:
     return found
 
 
-def _moves(named: Iterable[str], given: Sequence[Path], kind: str) -> dict[str, str]:
-    """Return which path takes the place of which."""
+def moved_files(named: Iterable[str], given: Sequence[Path], kind: str) -> dict[str, str]:
+    """Return which path takes the place of which, by name of the file."""
     wanted = sorted(named)
     moves: dict[str, str] = {}
     for path in given:

@@ -6,6 +6,9 @@ no single grid holds, ``[[study.grids]]`` lists several: each changes some keys 
     study = Study.from_toml(Path("studies/first_light_photos.toml"))
     study.plans                     # one plan, or one for every grid
 
+What no plan says is a scripted study: ``script`` in ``[study]`` names a Python file beside it, ``[settings]`` what it is given.
+`load_study` reads either kind.
+
 Data and weights that are not ours are named by their file alone, never by a place on somebody's machine.
 """
 
@@ -23,13 +26,15 @@ from gradveil.study.document import OF_PLAN, PAIRED, start_at
 from gradveil.study.plan import Plan
 from gradveil.study.readers import choice, named, text
 
-__all__ = ["BEFORE", "STUDY_FORMAT", "STUDY_KEYS", "TABLES", "Layout", "Study"]
+__all__ = ["BEFORE", "STUDY_FORMAT", "STUDY_KEYS", "TABLES", "Layout", "ScriptedStudy", "Study", "load_study"]
 
 STUDY_FORMAT = "gradveil-study-1"
 BEFORE = "before provenance"
 """What stands for the provenance of results that were kept before there was any: which code made them is not known."""
 TABLES = ("attacks", "settings", "summary", "accuracy", "none")
-GRIDS = "grids"
+SCRIPTED = "script"
+"""What the results say of tables that a script made."""
+GRIDS, SETTINGS = "grids", "settings"
 
 
 def titles(place: str, value: Any) -> tuple[tuple[str, str], ...]:
@@ -64,12 +69,13 @@ class Layout:
         "out: every row, under its spelling",
     )
     notes: tuple[str, ...] = key((), text, "remarks, one or a list", section="study", axis=True, plan=())
+    script: str = key("", text, "Python file beside the study that measures it and makes its tables", section="study")
 
     def as_dict(self) -> dict[str, Any]:
         """Return the layout as plain values, as ``[study]`` holds it; rows are a list, because their order counts."""
         return {
             "title": self.title,
-            "table": self.table,
+            "table": SCRIPTED if self.script else self.table,
             "page": self.page,
             "rows": [list(row) for row in self.rows],
             "notes": list(self.notes),
@@ -103,13 +109,7 @@ class Study:
     @classmethod
     def from_toml(cls, path: Path) -> Study:
         """Read a study file; raise one sentence for whatever is wrong with it."""
-        try:
-            document = tomllib.loads(path.read_text(encoding="utf-8"))
-        except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-            raise UsageError(f"{str(path)!r} cannot be read as TOML: {error}") from error
-        except OSError as error:
-            raise UsageError(f"cannot read the study {str(path)!r}: {error.strerror or error}") from error
-        return cls.from_dict(document, name=path.stem, where=str(path), folder=path.parent)
+        return cls.from_dict(_read_toml(path), name=path.stem, where=str(path), folder=path.parent)
 
     @classmethod
     def from_dict(cls, document: Mapping[str, Any], *, name: str, where: str = "study", folder: Path | None = None) -> Study:
@@ -124,6 +124,8 @@ class Study:
         table = document.get("study")
         if not isinstance(table, Mapping):
             raise UsageError(f"{where} is a plan and no study: it has no section [study]; add one with a title and a table")
+        if table.get(SCRIPTED):
+            raise UsageError(f"{where} is measured by {table[SCRIPTED]!r} and has no plan; `gradveil study run` runs it")
         plan = Plan.from_dict({each: keys for each, keys in document.items() if each != "study"}, where=where, folder=folder)
         plan = plan if plan.title else plan.replace(title=str(table.get("title", "")))
         asked = table.get(GRIDS, [])
@@ -134,6 +136,49 @@ class Study:
         if layout.table == "accuracy" and plan.utility is None:
             raise UsageError(f"{where}: a table of accuracies needs trainings; add a section [utility]")
         return cls(name=name, layout=layout, plan=plan, plans=tuple(plan.override(**grid) for grid in grids) or (plan,))
+
+
+@dataclass(frozen=True, kw_only=True)
+class ScriptedStudy:
+    """What no plan says: measured by a script of its own, which makes the tables, too.
+
+    Attributes:
+        name: Of its file, its results and its marks in the docs.
+        layout: The section ``[study]``.
+        script: The Python file.
+        settings: The section ``[settings]``; ``data``, ``weights`` and ``device`` mean what they mean in a plan.
+    """
+
+    name: str
+    layout: Layout
+    script: Path
+    settings: dict[str, Any]
+
+
+def load_study(path: Path) -> Study | ScriptedStudy:
+    """Read a study file of either kind; raise one sentence for whatever is wrong with it."""
+    document = _read_toml(path)
+    table = document.get("study")
+    if not isinstance(table, Mapping) or SCRIPTED not in table:
+        return Study.from_toml(path)
+    layout, settings = Layout(**_read_layout(table, str(path))), document.get(SETTINGS, {})
+    excess = sorted({*document} - {"study", SETTINGS} | {f"study.{each}" for each in ("table", "rows", GRIDS) if each in table})
+    if excess:
+        raise UsageError(f"{path}: a scripted study has no [{excess[0]}]; what its script needs to know goes into [{SETTINGS}]")
+    if not layout.script or Path(layout.script).name != layout.script:
+        raise UsageError(f"{path}: script in [study] is {layout.script!r}; name a Python file beside the study, NAME.py")
+    if not isinstance(settings, dict):
+        raise UsageError(f"{path}: settings is {settings!r}; write it as a section, [{SETTINGS}]")
+    return ScriptedStudy(name=path.stem, layout=layout, script=path.parent / layout.script, settings=settings)
+
+
+def _read_toml(path: Path) -> dict[str, Any]:
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8"))
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise UsageError(f"{str(path)!r} cannot be read as TOML: {error}") from error
+    except OSError as error:
+        raise UsageError(f"cannot read the study {str(path)!r}: {error.strerror or error}") from error
 
 
 def _read_layout(table: Mapping[str, Any], where: str) -> dict[str, Any]:

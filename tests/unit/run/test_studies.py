@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -10,14 +11,14 @@ from gradveil.attacks.ensembles import resolve
 from gradveil.cli import main
 from gradveil.errors import UsageError
 from gradveil.models import MODELS
-from gradveil.registry import parse_call
+from gradveil.registry import import_object, parse_call
 from gradveil.run import jobs as audit_jobs
 from gradveil.run import pool
 from gradveil.run.jobs import Job
 from gradveil.run.ladders import expand_defense
 from gradveil.run.studies import cells_of_study, place_files, run_study
 from gradveil.storage.study_file import read_study
-from gradveil.study.published import Study
+from gradveil.study.published import ScriptedStudy, Study, load_study
 
 Captured = pytest.CaptureFixture[str]
 ROOT = Path(__file__).resolve().parents[3]
@@ -149,8 +150,12 @@ def test_files_are_found_by_name(own: Path) -> None:
 
 @pytest.mark.parametrize("file", sorted(ROOT.glob("studies/*.toml")), ids=lambda file: file.stem)
 def test_everything_that_published_studies_name_exists(file: Path) -> None:
-    study = Study.from_toml(file)
+    study = load_study(file)
     assert study.layout.title
+    if isinstance(study, ScriptedStudy):
+        units = import_object(f"{study.script}:units")(SimpleNamespace(**study.settings))
+        assert list(units), "nothing to measure"
+        return
     for plan in study.plans:
         assert [spelling for text in plan.defense for spelling in expand_defense(text)]
         assert [resolve(ensemble).name for ensemble in plan.ensemble]
