@@ -239,7 +239,9 @@ def global_randomness(node: ast.AST, scope: dict[str, str], module: str) -> str:
 
 def torchvision_is_not_needed(root: Path) -> list[str]:
     """Its wheel cannot be imported beside the CPU build of torch, so nothing may come to need it."""
-    files = [path for folder in ("src", "tests", "examples", "benchmarks") for path in sorted((root / folder).rglob("*.py"))]
+    files = [
+        path for folder in ("src", "tests", "examples", "benchmarks", "studies") for path in sorted((root / folder).rglob("*.py"))
+    ]
     read = [Source(path, str(path.relative_to(root)), parsed(path.read_text(encoding="utf-8"))) for path in files]
     return [
         f"{place(source, node)} imports {name}"

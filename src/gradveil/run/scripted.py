@@ -4,7 +4,7 @@ The script has three functions, and ``[settings]`` of the study are attributes o
 
     def units(settings): ...                    # names of what is measured, each by itself
     def measure(unit, settings, work): ...      # plain values: the document of one unit; ``work`` is a folder to keep files in
-    def tables(documents): ...                  # Markdown by part of the study, from documents by unit; "" names the only part
+    def tables(documents): ...                  # Markdown by part, of documents by unit in order of names; "": the only part
 
 A unit is what is resumed: its document is kept under a key of its name, the settings, the content of data and weights, and the
 code of package and script. Tables go into the results, so that whoever shows them runs no script.
@@ -106,7 +106,7 @@ def run_scripted(
 
 def tables_of(study: ScriptedStudy, documents: Mapping[str, Any]) -> dict[str, str]:
     """Return the tables that the script makes of documents, by part."""
-    found = _call(study, "tables", {name.removesuffix(SUFFIX): each for name, each in documents.items()})
+    found = _call(study, "tables", {name.removesuffix(SUFFIX): documents[name] for name in sorted(documents)})
     if not isinstance(found, Mapping) or not all(isinstance(each, str) for pair in found.items() for each in pair):
         raise UsageError(f"{study.script}: tables() must return Markdown by name of the part, {{'': '| a |...'}}")
     return {name: text.rstrip("\n") + "\n" for name, text in found.items()}

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from torch import Tensor, nn
 
-from benchmarks.evaluation_network import measure
 from gradveil.data import load_data
 from gradveil.networks.store import load_network
+from studies.evaluation_network import answered
 
 
 class Inverted(nn.Module):
@@ -22,7 +22,7 @@ class Inverted(nn.Module):
 
 
 def test_the_shipped_network_rises_with_the_noise_on_data_it_never_saw() -> None:
-    found = measure(load_network("evaluation-32"), load_data("photos").inputs[:64], seed=0)
+    found = answered(load_network("evaluation-32"), load_data("photos").inputs[:64], seed=0)
     assert found["kept"] and found["bias"] < 0.05, found["mean"]
-    upside_down = measure(Inverted(load_network("evaluation-32")), load_data("photos").inputs[:8], seed=0)
+    upside_down = answered(Inverted(load_network("evaluation-32")), load_data("photos").inputs[:8], seed=0)
     assert not upside_down["kept"] and not upside_down["monotone"]

@@ -1,9 +1,7 @@
 """Figures 3 and 5 of the SVDefense paper: how class balance changes what leaks, and the entropy of the update's spectrum.
 
-No study: pools are thinned class by class before records are drawn, and the spectral entropy of the update is taken beside
+No plan says it: pools are thinned class by class before records are drawn, and the spectral entropy of the update is taken beside
 the attack; a plan attacks records of the data as it is.
-
-    python benchmarks/class_balance.py --data mnist_with_writers.npz --pools 8 --batches 4 --device cpu --out FILE
 
 For each class balance ratio ρ, several pools are thinned with their own order of classes; batches of ten come from each pool.
 The undefended update is attacked with one recipe and the true labels (recovered ones would be easier to get where one class
@@ -12,13 +10,12 @@ rules, and that is another question), and the spectral entropy of SVDefense is t
 
 from __future__ import annotations
 
-import argparse
-import json
 import math
-import sys
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from statistics import mean, median
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -32,6 +29,7 @@ from gradveil.data.partitions import ClassBalance
 from gradveil.defenses.svdefense.truncation import truncate
 from gradveil.randomness import Seed
 from gradveil.study.cell import Cell
+from studies.markdown import table
 
 RATIOS = (0.0, 0.2, 0.4, 0.6, 0.8, 1.0)
 BATCH = 10
@@ -53,8 +51,14 @@ def nulls(subject: Subject) -> dict[str, list[float]]:
     }
 
 
-def measure(dataset: Dataset, rho: float, options: argparse.Namespace) -> dict[str, Any]:
+def units(settings: SimpleNamespace) -> list[str]:
+    """Name the ratios."""
+    return [f"rho_{rho}" for rho in RATIOS]
+
+
+def measure(unit: str, options: SimpleNamespace, work: Path) -> dict[str, Any]:
     """Attack all batches of one ratio."""
+    rho, dataset = float(unit.removeprefix("rho_")), load_cell_data(Cell(data=options.data))
     psnr: list[float] = []
     mse: list[float] = []
     classes: list[int] = []
@@ -95,30 +99,23 @@ def measure(dataset: Dataset, rho: float, options: argparse.Namespace) -> dict[s
     }
 
 
-def main() -> None:
-    """Measure every ratio and print."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--data", default="photos")
-    parser.add_argument("--model", default="lenet")
-    parser.add_argument("--device", default="cpu")
-    parser.add_argument("--pools", type=int, default=4)
-    parser.add_argument("--batches", type=int, default=4)
-    parser.add_argument("--steps", type=int, default=400)
-    parser.add_argument("--out", type=Path)
-    options = parser.parse_args()
-    torch.set_num_threads(1)
-    dataset = load_cell_data(Cell(data=options.data))
-    rows = []
-    for rho in RATIOS:
-        rows.append(measure(dataset, rho, options))
-        sys.stderr.write(json.dumps(rows[-1]) + "\n")
-    settings = {name: str(value) if isinstance(value, Path) else value for name, value in vars(options).items() if name != "out"}
-    settings["data"] = Path(options.data).name
-    text = json.dumps({"settings": settings, "torch": torch.__version__, "rows": rows}, indent=1)
-    if options.out:
-        options.out.write_text(text + "\n", encoding="utf-8")
-    sys.stdout.write(text + "\n")
-
-
-if __name__ == "__main__":
-    main()
+def tables(documents: Mapping[str, Any]) -> dict[str, str]:
+    """Show one row a ratio."""
+    # Results from before provenance are one document with all rows.
+    rows = sorted((row for each in documents.values() for row in each.get("rows", [each])), key=lambda row: float(row["rho"]))
+    layers = list(rows[0]["entropy"])
+    head = ["ρ", "classes per batch", "median PSNR, dB", "best null, dB", "mean MSE"]
+    titles = [name.removesuffix(".weight") for name in layers]
+    return {
+        "": table(
+            [*head, *(f"entropy, {title}" for title in titles)],
+            (
+                [
+                    *(row["rho"], f"{row['classes_per_batch']:.1f}", f"{row['median_psnr']:.1f}"),
+                    *(f"{max(row['null_psnr'].values()):.1f}", f"{row['mean_mse']:.4f}"),
+                    *(f"{row['entropy'][name]:.2g}" for name in layers),
+                ]
+                for row in rows
+            ),
+        )
+    }

@@ -1,28 +1,24 @@
 """What is left of a picture in Refiner's robust one: de-blended and denoised, and through a filter learned on public pictures.
 
-No study: nothing is attacked; the last step of an attacker is given the picture that a perfect inversion would find.
-
-    python benchmarks/refiner_filter.py --data cifar10_12k.npz --row refiner 'refiner(balance=1000)' --out DIR
+No plan says it: nothing is attacked; the last step of an attacker is given the picture that a perfect inversion would find.
 
 No attack is run: the restorers are given x* as the client made it, which is what a perfect inversion of a single picture's update
 would find. The filter is the one the informed attacker uses, learned on 32 crops of the public photograph; the pictures are
 others. Beside it stands the same filter before it gets its contrast back. A picture counts as identified where it is the nearest
-of all candidates. Seconds a row; one JSON file each.
+of all candidates. Seconds a row.
 """
 
 from __future__ import annotations
 
-import argparse
-import json
 import re
-import sys
+from collections.abc import Mapping
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from gradveil import __version__
 from gradveil.client.update import run_client
 from gradveil.data import load_data, public_images
 from gradveil.defenses import build_defense
@@ -34,15 +30,40 @@ from gradveil.metrics import median
 from gradveil.models import build_model
 from gradveil.randomness import Seed
 from gradveil.records import Batch
+from studies.markdown import table
 
 FORMAT = "gradveil-refiner-filter-1"
+ROWS = {
+    "refiner": "defaults",
+    "refiner(steps=20)": "ι = 20",
+    "refiner(blend=0.7)": "α = 0.7",
+    "refiner(blend=0.9)": "α = 0.9",
+    "refiner(balance=100)": "β = 100",
+    "refiner(balance=1000)": "β = 1000",
+}
+NULL = "null: public mean"
+WAYS = {
+    "robust": "x* itself",
+    "deblended": "de-blended, denoised",
+    "filtered, least error": "filter of least error",
+    "filtered": "with its contrast",
+}
 
 
-def measure(spelling: str, options: argparse.Namespace) -> dict[str, Any]:
+def units(settings: SimpleNamespace) -> list[str]:
+    """Name the rows."""
+    return [_unit(spelling) for spelling in ROWS]
+
+
+def _unit(spelling: str) -> str:
+    return "_".join(re.findall(r"[\w.-]+", spelling))
+
+
+def measure(unit: str, options: SimpleNamespace, work: Path) -> dict[str, Any]:
     """Restore pictures from their robust ones in every way."""
+    spelling = next(each for each in ROWS if _unit(each) == unit)
     defense = build_defense(spelling)
-    if not isinstance(defense, Refiner):
-        raise SystemExit(f"{spelling!r} is not Refiner alone")
+    assert isinstance(defense, Refiner)
     data = load_data(options.data)
     chosen = slice(options.first, options.first + options.candidates)
     candidates, labels = data.inputs[chosen], data.targets[chosen]
@@ -72,12 +93,7 @@ def measure(spelling: str, options: argparse.Namespace) -> dict[str, Any]:
         "n": len(clean),
         "candidates": len(candidates),
         "public": len(public),
-        **{name: figures(found, clean, candidates) for name, found in ({"null: public mean": mean} | restored).items()},
-        "version": __version__,
-        "torch": torch.__version__,
-        "data": Path(options.data).name,
-        "seed": options.seed,
-        "first": options.first,
+        **{name: figures(found, clean, candidates) for name, found in ({NULL: mean} | restored).items()},
     }
 
 
@@ -89,29 +105,14 @@ def figures(found: Tensor, clean: Tensor, candidates: Tensor) -> dict[str, float
     return {"psnr": median(psnr), "identified": int(right.sum())}
 
 
-def main() -> int:
-    """Read the command line."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--data", required=True)
-    parser.add_argument("--row", nargs="+", default=["refiner"], help="spellings")
-    parser.add_argument("--model", default="lenet")
-    parser.add_argument("--records", type=int, default=64)
-    parser.add_argument("--candidates", type=int, default=256)
-    parser.add_argument("--first", type=int, default=6000, help="first picture, counted in the file")
-    parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--out", type=Path, default=Path("refiner_filter"))
-    options = parser.parse_args()
-    torch.set_num_threads(1)
-    options.out.mkdir(parents=True, exist_ok=True)
-    for spelling in options.row:
-        record = measure(spelling, options)
-        name = "_".join(re.findall(r"[\w.-]+", spelling))
-        (options.out / f"{name}.json").write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
-        ways = {way: value for way, value in record.items() if isinstance(value, dict)}
-        told = ", ".join(f"{way} {value['psnr']:.2f} dB {value['identified']}" for way, value in ways.items())
-        sys.stdout.write(f"{spelling}: {told}\n")
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+def tables(documents: Mapping[str, Any]) -> dict[str, str]:
+    """Show one row a setting, and the null, which is the same for all."""
+    found = {each["defense"]: each for each in documents.values()}
+    head = ["Refiner", *(text for title in WAYS.values() for text in (f"{title}: dB", "identified"))]
+    rows = [
+        [title, *(cell for way in WAYS for cell in (f"{found[row][way]['psnr']:.2f}", found[row][way]["identified"]))]
+        for row, title in ROWS.items()
+    ]
+    null = next(iter(found.values()))[NULL]
+    rows.append(["null: mean of the public pictures", f"{null['psnr']:.2f}", null["identified"], *[""] * (len(head) - 3)])
+    return {"": table(head, rows)}

@@ -1,9 +1,6 @@
 """How far a tiny change of the input turns the slope an attack follows, with one local step and with several.
 
-No study: nothing is attacked; the slope that attacks follow is probed.
-
-    python benchmarks/slope_sensitivity.py --data cifar10.npz --out FILE.json
-    python benchmarks/slope_sensitivity.py --data cifar10.npz --model convnet --learning-rate 0.001 --out FILE.json
+No plan says it: nothing is attacked; the slope that attacks follow is probed.
 
 Double precision, so what is measured belongs to the network and not to rounding: a candidate (uniform noise, as attacks start) is
 multiplied by 1 + change * N(0, 1) entry by entry, and ``turned`` is the distance of the two slopes of the cosine distance to a
@@ -13,10 +10,10 @@ real update, in units of their norm; median over candidates. Kinks (ReLU, max po
 
 from __future__ import annotations
 
-import argparse
-import json
 import statistics
+from collections.abc import Mapping
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -29,8 +26,18 @@ from gradveil.models import build_model
 from gradveil.randomness import Seed
 from gradveil.study.local_training import TrainingSettings
 from gradveil.tensors import Named
+from studies.markdown import MISSING, table
 
-MODELS = ("lenet", 'lenet(activation="relu")', "convnet", 'convnet(pool="average")', "resnet18", "resnet20")
+MODELS = {
+    "lenet": "LeNet, sigmoid",
+    'lenet(activation="relu")': "LeNet, ReLU",
+    "convnet": "ConvNet",
+    'convnet(pool="average")': "ConvNet, average pooling",
+    "resnet18": "ResNet-18",
+    "resnet20": "ResNet-20, untrained",
+}
+SLOWER = "convnet"
+"""The network that is asked with smaller learning rates, too."""
 CHANGES = (1e-7, 1e-6, 1e-5, 1e-4)
 EXAMPLES, TINY = 4, 1e-20
 
@@ -79,24 +86,32 @@ def rows(model: str, pictures: Tensor, labels: Tensor, candidates: int, classes:
     return made
 
 
-def main() -> None:
-    """Measure all networks and write them down."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--data", default="photos")
-    parser.add_argument("--model", action="append", help="repeatable; all networks of the table if not given")
-    parser.add_argument("--learning-rate", type=float, default=0.01)
-    parser.add_argument("--candidates", type=int, default=8)
-    parser.add_argument("--out", type=Path, required=True)
-    options = parser.parse_args()
-    data = load_data(options.data)
+def units(settings: SimpleNamespace) -> list[str]:
+    """Name networks and learning rates."""
+    rates = settings.learning_rates
+    return [f"{model} {rate:g}" for model in MODELS for rate in (rates if model == SLOWER else rates[:1])]
+
+
+def measure(unit: str, settings: SimpleNamespace, work: Path) -> dict[str, Any]:
+    """Probe one network at one learning rate."""
+    model, _, rate = unit.rpartition(" ")
+    data = load_data(settings.data)
     pictures, labels = data.inputs[:EXAMPLES].double(), data.targets[:EXAMPLES]
-    found = []
-    for model in options.model or MODELS:
-        for row in rows(model, pictures, labels, options.candidates, data.classes, options.learning_rate):
-            found.append(row)
-            print(row, flush=True)
-    options.out.write_text(json.dumps({"torch": torch.__version__, "rows": found}, indent=1) + "\n", encoding="utf-8")
+    return {"rows": rows(model, pictures, labels, settings.candidates, data.classes, float(rate))}
 
 
-if __name__ == "__main__":
-    main()
+def tables(documents: Mapping[str, Any]) -> dict[str, str]:
+    """Show networks with one local step, where no learning rate counts, and with several."""
+    found: dict[tuple[str, int, float], dict[str, Any]] = {}
+    for row in (row for each in documents.values() for row in each["rows"]):
+        found.setdefault((row["model"], row["local_steps"], row["learning_rate"] if row["local_steps"] > 1 else 0), row)
+    order = list(MODELS)
+    lines = []
+    for (model, steps, rate), row in sorted(found.items(), key=lambda item: (order.index(item[0][0]), item[0][1], -item[0][2])):
+        many = steps > 1
+        turned = [f"{row['turned'][f'{change:g}']:.2g}" for change in CHANGES]
+        ends = [f"{rate:g}" if many else MISSING, *turned, row["cosine"] if many else MISSING]
+        lines.append([MODELS[model], steps, *ends])
+    first, *changes = [f"{change:.0e}".replace("e-0", "e-") for change in CHANGES]
+    head = ["network", "local steps", "learning rate", f"changed by {first}", *changes, "cosine of update and gradient"]
+    return {"": table(head, lines)}

@@ -1,9 +1,6 @@
 """How much of the shadow's noise can be taken off by an attacker who found x + N exactly, with and without public pictures.
 
-No study: nothing is attacked; the last step of an attacker is given x + N.
-
-    python benchmarks/shadow_restore.py --data pneumoniamnist.npz --out FILE
-    python benchmarks/shadow_restore.py --data pneumoniamnist.npz --out FILE --variant 'no codes' --count 9
+No plan says it: nothing is attacked; the last step of an attacker is given x + N.
 
 No attack is run: this is the last step of an informed one alone. Held-out pictures get noise from the whole defense. The
 attacker's public pictures (of the same collection, or crops of one photograph) get it from his own short run of the same code. A
@@ -13,18 +10,17 @@ the share is tuned on the public pairs) and a linear filter stand beside the att
 
 from __future__ import annotations
 
-import argparse
 import dataclasses
-import json
-import sys
+from collections.abc import Mapping
 from pathlib import Path
+from statistics import fmean
+from types import SimpleNamespace
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from gradveil import __version__
 from gradveil.data import load_data, public_images
 from gradveil.defenses.base import ClientView
 from gradveil.defenses.shadow import restorer as shadow_restorer
@@ -38,6 +34,7 @@ from gradveil.randomness import Seed
 from gradveil.records import Batch
 from gradveil.study.local_training import TrainingSettings
 from gradveil.tensors import Named
+from studies.markdown import table
 
 ROUNDS = 20
 VARIANTS: dict[str, dict[str, Any]] = {
@@ -49,6 +46,16 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "T = 1": {"temperature": 1.0},
 }
 """The paper's ablations, and a colder softmax."""
+TITLES = {
+    "whole": "nothing",
+    "no codes": "codes (`latent_steps=0`)",
+    "no fine-tuning": "fine-tuning (`fit_steps=0`)",
+    "no equalisation": "equalisation (`equalised=False`)",
+    "no foreground": "foreground (`foreground=0`)",
+    "T = 1": "heat of the softmax (`temperature=1`)",
+}
+KINDS = "kinds"
+"""The unit with other pictures than X-rays: photographs as public pictures, photos, digits."""
 SHARES = (0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.7, 1.0)
 PUBLIC = 64
 SKIPPED = 400
@@ -110,51 +117,60 @@ def measured(images: Tensor, targets: Tensor, classes: int, public: dict[str, Te
             n: v.tolist() if n.startswith("believed") else psnr(v, images) for n, v in found.items()
         }
         rows.append({"round": when, "pictures": len(images), **scores})
-        sys.stderr.write(json.dumps({n: sum(v) / len(v) for n, v in scores.items()}) + "\n")
     return rows
 
 
-def main() -> None:
-    """Measure X-rays, photographs and digits, and write one JSON file."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--data", default="pneumoniamnist.npz")
-    parser.add_argument("--count", type=int, default=16)
-    parser.add_argument("--latent-steps", type=int, default=50)
-    parser.add_argument("--variant", choices=tuple(VARIANTS), help="X-rays only, with a part of the defense left out")
-    parser.add_argument("--out", type=Path, required=True)
-    options = parser.parse_args()
-    settings = {"rounds": ROUNDS, "until": 1, "latent_steps": options.latent_steps, **VARIANTS.get(options.variant, {})}
+def units(settings: SimpleNamespace) -> list[str]:
+    """Name what is left out of the defense, on X-rays, and the other pictures."""
+    return [*(f"parts/{variant.replace(' ', '_')}" for variant in VARIANTS), KINDS]
+
+
+def measure(unit: str, options: SimpleNamespace, work: Path) -> dict[str, Any]:
+    """Restore X-rays with a part of the defense left out, or X-rays, photographs and digits with the whole of it."""
+    variant = "" if unit == KINDS else unit.removeprefix("parts/").replace("_", " ")
+    count = options.kinds_count if unit == KINDS else options.count
+    settings = {"rounds": ROUNDS, "until": 1, "latent_steps": options.latent_steps, **VARIANTS.get(variant, {})}
     defense = Shadow(**settings)
-    record: dict[str, Any] = {
-        "format": "gradveil-shadow-restore-1",
-        "version": __version__,
-        "torch": torch.__version__,
-        "settings": settings,
-    }
+    record: dict[str, Any] = {"format": "gradveil-shadow-restore-1", "settings": settings}
     data = load_data(options.data)
     images = F.interpolate(data.inputs, size=(32, 32), mode="bilinear", align_corners=False, antialias=True).clamp(0, 1)
     data = dataclasses.replace(data, inputs=images)
     order = [int(row) for row in Seed(0).child("records").numpy("choice").permutation(len(data))]
-    chosen = data.batch(order[SKIPPED : SKIPPED + options.count])
+    chosen = data.batch(order[SKIPPED : SKIPPED + count])
     crops = {
         channels: public_images((channels, side, side), 32, Seed(0).child("public")) for channels, side in ((1, 32), (3, 32))
     }
-    public = {"X-rays": images[order[-PUBLIC:]]}
-    if not options.variant:
-        public["photograph"] = crops[1]
+    public = {"X-rays": images[order[-PUBLIC:]]} | ({} if variant else {"photograph": crops[1]})
     record["X-rays"] = measured(chosen.inputs, chosen.targets, data.classes, public, defense)
-    if options.variant:
-        options.out.write_text(json.dumps({**record, "variant": options.variant}, indent=1) + "\n", encoding="utf-8")
-        return
+    if variant:
+        return {**record, "variant": variant}
     photos = load_data("photos")
-    chosen = photos.batch([place * (len(photos) // options.count) + 1 for place in range(options.count)])
+    chosen = photos.batch([place * (len(photos) // count) + 1 for place in range(count)])
     record["photos"] = measured(chosen.inputs, chosen.targets, photos.classes, {"photograph": crops[3]}, defense)
     digits = load_data("digits")
-    chosen = digits.batch([place * (len(digits) // options.count) + 1 for place in range(options.count)])
+    chosen = digits.batch([place * (len(digits) // count) + 1 for place in range(count)])
     small = public_images(digits.input_shape, 32, Seed(0).child("public"))
     record["digits"] = measured(chosen.inputs, chosen.targets, digits.classes, {"photograph": small}, defense)
-    options.out.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
+    return record
 
 
-if __name__ == "__main__":
-    main()
+def tables(documents: Mapping[str, Any]) -> dict[str, str]:
+    """Show what filters do to the whole defense, and what a part left out changes."""
+    found = {each["variant"]: each["X-rays"] for each in documents.values() if "variant" in each}
+    ways = ("nothing", *(f"{name}, X-rays" for name in ("switching median", "linear filter", "the attacker's filter")))
+    filters = table(
+        ["", *(way.removesuffix(", X-rays") for way in ways)],
+        (
+            [title, *(f"{fmean(row[way]):.1f}" for way in ways)]
+            for title, row in zip(("first round", f"last of {ROUNDS} rounds"), found["whole"], strict=True)
+        ),
+    )
+    parts = table(
+        "left out | x + N, first / last round | after the attacker's filter",
+        (
+            [TITLES[name], *(" / ".join(f"{fmean(row[way]):.1f}" for row in found[name]) for way in (ways[0], ways[-1]))]
+            for name in TITLES
+            if name in found
+        ),
+    )
+    return {"filters": filters, "parts": parts}
