@@ -29,7 +29,7 @@ from gradveil.data.partitions import ClassBalance
 from gradveil.defenses.svdefense.truncation import truncate
 from gradveil.randomness import Seed
 from gradveil.study.cell import Cell
-from studies.markdown import table
+from studies.shared import table
 
 RATIOS = (0.0, 0.2, 0.4, 0.6, 0.8, 1.0)
 BATCH = 10

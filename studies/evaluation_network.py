@@ -20,7 +20,7 @@ from gradveil.data import load_data
 from gradveil.networks.evaluation import mix
 from gradveil.networks.store import load_network
 from gradveil.randomness import Seed
-from studies.markdown import table
+from studies.shared import table
 
 RATIOS = tuple(step / 10 for step in range(11))
 LIMIT = 0.05

@@ -30,7 +30,7 @@ from gradveil.metrics import median
 from gradveil.models import build_model
 from gradveil.randomness import Seed
 from gradveil.records import Batch
-from studies.markdown import table
+from studies.shared import table
 
 FORMAT = "gradveil-refiner-filter-1"
 ROWS = {

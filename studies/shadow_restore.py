@@ -34,7 +34,7 @@ from gradveil.randomness import Seed
 from gradveil.records import Batch
 from gradveil.study.local_training import TrainingSettings
 from gradveil.tensors import Named
-from studies.markdown import table
+from studies.shared import table
 
 ROUNDS = 20
 VARIANTS: dict[str, dict[str, Any]] = {

@@ -26,7 +26,7 @@ from gradveil.models import build_model
 from gradveil.randomness import Seed
 from gradveil.study.local_training import TrainingSettings
 from gradveil.tensors import Named
-from studies.markdown import MISSING, table
+from studies.shared import MISSING, table
 
 MODELS = {
     "lenet": "LeNet, sigmoid",

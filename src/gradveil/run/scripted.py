@@ -3,7 +3,7 @@
 The script has three functions, and ``[settings]`` of the study are attributes of what they get:
 
     def units(settings): ...                    # names of what is measured, each by itself
-    def measure(unit, settings, work): ...      # plain values: the document of one unit; ``work`` is a folder to keep files in
+    def measure(unit, settings, work): ...      # plain values: the document of one unit; ``work`` is a folder all units share
     def tables(documents): ...                  # Markdown by part, of documents by unit in order of names; "": the only part
 
 A unit is what is resumed: its document is kept under a key of its name, the settings, the content of data and weights, and the
@@ -83,9 +83,12 @@ def run_scripted(
     places = {name: work / "units" / f"{_key(name, study, code)}{SUFFIX}" for name in names}
     work.mkdir(parents=True, exist_ok=True)
     with locked_folder(work):
-        (work / "units").mkdir(exist_ok=True)
+        # What units share, as trained weights, is of one state of settings and code, like their documents.
+        shared = work / "files" / _key("", study, code)
+        for folder in (work / "units", shared):
+            folder.mkdir(parents=True, exist_ok=True)
         waiting = {name: place for name, place in places.items() if not _is_whole(place)}
-        for done, name in enumerate(_measured(study, waiting, work, workers or 1), start=len(names) - len(waiting) + 1):
+        for done, name in enumerate(_measured(study, waiting, shared, workers or 1), start=len(names) - len(waiting) + 1):
             if on_progress:
                 on_progress(Progress(done, len(names), 0, 0, name))
     documents = {f"{name}{SUFFIX}": read_json(place)["document"] for name, place in places.items()}

@@ -26,12 +26,11 @@ from gradveil.records import Batch, ModelSpec, Observation, Reconstruction, Thre
 from gradveil.study.local_training import TrainingSettings
 from gradveil.tensors import Named
 
-__all__ = ["RELATIVE", "STANCES", "attack_round", "client_states"]
+__all__ = ["INFORMED", "NO_PICTURES", "PHOTOGRAPHS", "PLAIN", "attack_round", "client_states"]
 
 METRICS = ("mse", "psnr", "ssim", "lpips")
 RELATIVE = "rdlv"
 PLAIN, INFORMED, PHOTOGRAPHS, NO_PICTURES = "plain", "informed", "informed, photographs", "informed, no pictures"
-STANCES = (PLAIN, INFORMED, PHOTOGRAPHS, NO_PICTURES)
 
 
 def client_states(folder: Path) -> dict[int, Named]:
