@@ -1,41 +1,28 @@
 """Does InvRE, which runs no attack, tell what attacks get? Figures 3 and 5 to 8 of Xu et al. 2025, on CIFAR-10.
 
-No study: attackers are mixed by how long they run, E[MSE] over iterations, and risks are taken per cut and strength; a plan
-has one attacker per cell.
+No plan says it: attackers are mixed by how long they run, E[MSE] over iterations, and risks are taken per cut and strength; a
+plan has one attacker per cell. Parts take minutes of a core each, those of group ``cuda`` hours.
 
-    python benchmarks/risk_correlation.py list
-    python benchmarks/risk_correlation.py run --part fig3-lenet-dlg --data cifar10.npz --out DIR
-    python benchmarks/risk_correlation.py all --group cpu --workers 16 --data cifar10.npz --out DIR
-    python benchmarks/risk_correlation.py table --out DIR
-
-Every part is one process on one core (``all`` starts them) and writes one JSON file; parts whose file is there are not run again.
 Risks are exact (mode ``gram``). Attacks are ours, with labels given: ``dlg`` is L-BFGS on squared differences, ``ig`` is Adam on
 cosines with total variation. E[MSE] = Σ P_t MSE_t over attackers of Iter_t iterations, P_t ∝ 1 / T_t, T_t = Iter_1 + … + Iter_t.
 """
 
 from __future__ import annotations
 
-import argparse
-import json
-import os
-import platform
-import subprocess
-import sys
 import time
 from collections.abc import Mapping
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import torch
-from risk_scenes import ITERATIONS, Place, attacked, defended, defended_embedding, nulls, risks
-from risk_tables import NULLS, tables
 
 from gradveil.defenses import DEFENSES
-from gradveil.storage.files import write_whole
+from studies import risk_tables
+from studies.risk_scenes import ITERATIONS, Place, attacked, defended, defended_embedding, nulls, risks
+from studies.risk_tables import NULLS
 
-JOBS = ("risk", "attack", "defense", "embedding", "null")
 RECORDS, FEW, DEFENDED = 128, 16, 8
 DEFENSE_STEPS = 300
 LADDERS = {
@@ -54,10 +41,10 @@ EMBEDDING_LADDERS = {"noise": (0.05, 0.2, 0.7, 2.0), "pruning": (0.5, 0.8, 0.95,
 
 @dataclass(frozen=True)
 class Part:
-    """One process worth of work.
+    """One unit of work.
 
     Attributes:
-        name: Also the name of its file.
+        name: Of its unit.
         job: risk, attack, defense, embedding, or null: what needs no attack.
         subject: A scene, or a defense's spelling.
         attack: dlg or ig.
@@ -142,10 +129,17 @@ def _figures7and8() -> list[Part]:
     return found
 
 
-def run(part: Part, place: Place, limit: int) -> None:
-    """Run a part and write its file."""
-    torch.set_num_threads(1)
-    rows = list(range(part.rows[0], part.rows[1]))[: limit or None]
+def units(settings: SimpleNamespace) -> list[str]:
+    """Name the parts of the groups asked for."""
+    return [part.name for part in parts() if part.group in settings.groups]
+
+
+def measure(unit: str, settings: SimpleNamespace, work: Path) -> dict[str, Any]:
+    """Measure one part."""
+    part = next(part for part in parts() if part.name == unit)
+    # Parts of one process share spectra: noise leaves a Jacobian as it is.
+    place = Place(Path(settings.data), settings.weights, work, torch.device(settings.device))
+    rows = list(range(*part.rows))
     wall, cpu = time.perf_counter(), time.process_time()
     if part.job == "risk":
         found: Any = risks(part.subject, place, rows)
@@ -157,7 +151,7 @@ def run(part: Part, place: Place, limit: int) -> None:
         found = nulls(place, rows)
     else:
         found = defended_embedding("resnet20-cut1", part.subject, part.strength, place, rows, DEFENSE_STEPS)
-    told = {
+    return {
         "part": part.name,
         "job": part.job,
         "subject": part.subject,
@@ -165,75 +159,17 @@ def run(part: Part, place: Place, limit: int) -> None:
         "strength": part.strength,
         "wall": round(time.perf_counter() - wall, 1),
         "cpu": round(time.process_time() - cpu, 1),
-        "device": torch.cuda.get_device_name() if place.device.type == "cuda" else platform.machine(),
-        "torch": torch.__version__,
-        "data": place.data.name,
         "test_pictures": place.test_pictures,
         "found": found,
     }
-    place.out.mkdir(parents=True, exist_ok=True)
-    write_whole(place.out / f"{part.name}.json", (json.dumps(told, indent=1) + "\n").encode())
-    print(f"{part.name}: {told['wall']} s, cpu {told['cpu']} s", flush=True)
 
 
-def run_all(options: argparse.Namespace) -> None:
-    """Run every part of a group that has no file yet, some at a time; what fails is named at the end."""
-    waiting = [p for p in parts() if options.group in (p.group, "both") and p.name.startswith(options.only)]
-    waiting = [p for p in waiting if options.job in ("", p.job)]
-    waiting = [p for p in waiting if not (options.out / f"{p.name}.json").exists()]
-    options.out.mkdir(parents=True, exist_ok=True)
-    shared = ["--data", str(options.data), "--weights", options.weights, "--out", str(options.out), "--device", options.device]
-
-    def start(part: Part) -> str:
-        command = [sys.executable, __file__, "run", "--part", part.name, *shared, "--limit", str(options.limit)]
-        environment = {**os.environ, "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
-        done = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
-        print(done.stdout.strip() or f"{part.name}: failed", flush=True)
-        return "" if done.returncode == 0 else f"{part.name}: {(done.stderr.strip().splitlines() or ['no word'])[-1]}"
-
-    with ThreadPoolExecutor(options.workers) as pool:
-        failed = [line for line in pool.map(start, waiting) if line]
-    print(f"{len(waiting) - len(failed)} of {len(waiting)} parts done")
-    sys.exit("\n".join(failed) if failed else 0)
-
-
-def main() -> None:
-    """Read the command line."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", choices=("list", "run", "all", "table"))
-    parser.add_argument("--part", default="", help="with run: names, separated by commas")
-    parser.add_argument("--only", default="", help="with all: parts whose names begin so")
-    parser.add_argument(
-        "--group", choices=("cpu", "cuda", "both"), default="cpu", help="with all: parts for a core, or for a GPU"
-    )
-    parser.add_argument("--job", default="", choices=("", *JOBS), help="with all: these only")
-    parser.add_argument("--workers", type=int, default=1)
-    parser.add_argument("--data", type=Path, default=Path("cifar10.npz"), help="npz with x_test, y_test (and x_train, y_train)")
-    parser.add_argument("--weights", default="", help="state dict of a ResNet-20 trained on CIFAR-10")
-    parser.add_argument("--device", default="cpu")
-    parser.add_argument("--limit", type=int, default=0, help="pictures per part, for a trial")
-    parser.add_argument("--out", type=Path)
-    options = parser.parse_args()
-    if options.what == "list":
-        print("\n".join(f"{part.group}  {part.name}  pictures {part.rows[0]} to {part.rows[1] - 1}" for part in parts()))
-        return
-    if options.out is None:
-        parser.error("--out is missing")
-    if options.what == "table":
-        print(tables(options.out))
-    elif options.what == "all":
-        run_all(options)
-    else:
-        known = {part.name: part for part in parts()}
-        names = [name.strip() for name in options.part.split(",")]
-        for name in names:
-            if name not in known:
-                parser.error(f"there is no part {name!r}; see 'list'")
-        place = Place(options.data, options.weights, options.out, torch.device(options.device))
-        # Parts of one process share spectra: noise leaves a Jacobian as it is.
-        for name in names:
-            run(known[name], place, options.limit)
-
-
-if __name__ == "__main__":
-    main()
+def tables(documents: Mapping[str, Any]) -> dict[str, str]:
+    """Show records, the order of architectures and cuts, and defenses of gradients and embeddings."""
+    found = list(documents.values())
+    return {
+        "records": risk_tables.records(found),
+        "order": risk_tables.order(found),
+        "gradients": risk_tables.defenses(found, "fig7"),
+        "embeddings": risk_tables.defenses(found, "fig8"),
+    }

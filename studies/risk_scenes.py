@@ -53,7 +53,7 @@ class Scene:
     Attributes:
         model: Spelling.
         cut: Name of the split point; empty where the gradient is shared.
-        trained: Whether the weights are those after some epochs (LeNet), or a file's (``--weights``).
+        trained: Whether the weights are those after some epochs (LeNet), or a file's (``weights``).
         smooth: Whether attacks smooth the derivative of its ReLUs.
     """
 
