@@ -3,27 +3,24 @@
 The paper adds noise when the trained parties predict; Gradveil's plans have the defense on in training too. Both are measured:
 ``predicted`` is a split model that was trained without a defense and predicts with one, ``final_accuracy`` was trained with it
 as well. Bases of their own for every record of every step are out of reach in training; such rows have ``predicted`` alone.
-The undefended training is kept in the output folder and shared by all rows of a seed; `weights` writes it as a file of the whole
-model, so that rows are attacked at the same weights.
-
-    python benchmarks/invl_vertical.py cifar10.npz cifar10_16x16.npz --factor 2      # smaller pictures, for a core
+The undefended training is kept in the work folder and shared by all rows, and the rows are attacked at its weights.
 """
 
 from __future__ import annotations
 
-import argparse
 import dataclasses
-import sys
+import io
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
-from safetensors.torch import save_file
+from safetensors.torch import save
 
 from gradveil.errors import BadUpdate
 from gradveil.federation.vertical import VerticalState
 from gradveil.federation.vertical_training import VerticalTraining, build_vertical, train_vertical
-from gradveil.metrics.summary import wilson
+from gradveil.storage.files import write_whole
 from gradveil.study.federation import FederationSettings
 
 
@@ -35,14 +32,15 @@ def shrink(source: Path, target: Path, factor: int) -> None:
         count, height, width, channels = arrays[name].shape
         blocks = arrays[name].reshape(count, height // factor, factor, width // factor, factor, channels)
         arrays[name] = blocks.mean((2, 4)).round().astype(np.uint8)
-    np.savez_compressed(target, **arrays)
+    packed = io.BytesIO()
+    np.savez_compressed(packed, **arrays)
+    write_whole(target, packed.getvalue())
 
 
-def settings_of(options: argparse.Namespace, defense: str) -> FederationSettings:
+def settings_of(options: SimpleNamespace, defense: str) -> FederationSettings:
     """Return the schedule; it was chosen on the undefended training alone."""
     return FederationSettings(
         data=options.data,
-        labels=options.labels,
         model=options.model,
         defense=defense,
         rounds=options.rounds,
@@ -55,7 +53,7 @@ def settings_of(options: argparse.Namespace, defense: str) -> FederationSettings
     )
 
 
-def undefended(options: argparse.Namespace) -> tuple[VerticalTraining, VerticalState]:
+def undefended(options: SimpleNamespace) -> tuple[VerticalTraining, VerticalState]:
     """Train without a defense, or read what was trained before, and return its last state."""
     folder = Path(options.out) / f"undefended-vertical-{options.seed}"
     settings = settings_of(options, "none")
@@ -67,23 +65,21 @@ def undefended(options: argparse.Namespace) -> tuple[VerticalTraining, VerticalS
     return training, dataclasses.replace(start, bottoms=bottoms, top=top)
 
 
-def write_weights(options: argparse.Namespace) -> None:
-    """Write the undefended training as weights of the whole model, for attacks with ``--weights``."""
-    if options.parts != "whole":
-        sys.exit("the weights of several parties are not those of one model; set --parts whole")
+def weights_of(options: SimpleNamespace) -> str:
+    """Return a file of the undefended training as weights of the whole model, for attacks."""
     _, state = undefended(options)
     path = Path(options.out) / f"trained-vertical-{options.seed}.safetensors"
-    save_file({name: value.contiguous() for own in (*state.bottoms, state.top) for name, value in own.items()}, str(path))
-    print(path)
+    write_whole(path, save({name: value.contiguous() for own in (*state.bottoms, state.top) for name, value in own.items()}))
+    return str(path)
 
 
-def accuracy(spelling: str, trained: str, options: argparse.Namespace) -> dict[str, Any]:
+def accuracy(spelling: str, trained: str, options: SimpleNamespace) -> dict[str, Any]:
     """Return accuracy with the defense on at prediction alone, and in training too.
 
     Args:
         spelling: The row's defense.
         trained: What is trained with; empty where training with it is out of reach.
-        options: The command line.
+        options: The settings of the row.
     """
     plain, state = undefended(options)
     test = plain.test if not options.predicted else plain.test.take(range(min(options.predicted, len(plain.test))))
@@ -108,46 +104,3 @@ def accuracy(spelling: str, trained: str, options: argparse.Namespace) -> dict[s
         except BadUpdate:
             found["diverged"] = True
     return found
-
-
-def pooled(records: list[dict[str, Any]]) -> dict[str, Any]:
-    """Return attacks on several draws of records as one: counts are added, and of medians the mean is taken."""
-    first = records[0]
-    if len(records) == 1:
-        return first
-    n = sum(record["n"] for record in records)
-    sides: dict[str, Any] = {}
-    for side in ("plain", "informed"):
-        found = [record[side] for record in records]
-        if any(each is None for each in found):
-            sides[side] = None
-            continue
-        count = sum(each["identified"]["count"] for each in found)
-        low, high = wilson(count, n)
-        sides[side] = {"identified": {"value": count / n, "low": low, "high": high, "count": count, "n": n}}
-        for name in ("mse", "psnr", "ssim"):
-            sides[side][name] = {"median": float(np.mean([each[name]["median"] for each in found]))}
-    return {**first, "n": n, **sides}
-
-
-def told(records: list[dict[str, Any]]) -> str:
-    """Return the accuracies of a row in words, as means over seeds."""
-    if not records:
-        return "–"
-    parts = [f"{_mean(records, 'predicted')} % predicting (undefended {_mean(records, 'predicted_undefended')} %)"]
-    trained = [record for record in records if record["final_accuracy"] is not None]
-    parts += [f"{_mean(trained, 'final_accuracy')} % trained with it"] if trained else []
-    return "; ".join(parts) + f" ({len(records)} seeds)"
-
-
-def _mean(records: list[dict[str, Any]], name: str) -> str:
-    return f"{100 * float(np.mean([record[name] for record in records])):.1f}"
-
-
-if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description="Write smaller pictures.")
-    parser.add_argument("source", type=Path)
-    parser.add_argument("target", type=Path)
-    parser.add_argument("--factor", type=int, default=2)
-    chosen = parser.parse_args()
-    shrink(chosen.source, chosen.target, chosen.factor)

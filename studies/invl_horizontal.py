@@ -2,20 +2,20 @@
 
 Accuracy: every round one client sends the gradient of one minibatch, which is all the data it has in that round, to a server with
 Adam; so noise is in units of a gradient and undiluted, as in the paper. What a defense keeps goes from round to round: class
-centres are those of the minibatch in which a basis is made, and it lasts ``--refresh`` rounds.
+centres are those of the minibatch in which a basis is made, and it lasts ``refresh`` rounds.
 
 Cost: one client's round of one pass over its records, over the same without a defense. Rounds are interleaved, the fastest is
-taken,
-and both processor and wall time are told: on a busy machine only the first means something. A basis kept for R rounds
+taken, and both processor and wall time are told: on a busy machine only the first means something. A basis kept for R rounds
 counts as (one that makes it + R - 1 that keep it) / R.
 """
 
 from __future__ import annotations
 
-import argparse
 import platform
 import time
+from collections.abc import Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -32,7 +32,7 @@ from gradveil.study.local_training import TrainingSettings
 from gradveil.tensors import Named
 
 
-def one_client(spelling: str, options: argparse.Namespace, **more: Any) -> FederationSettings:
+def one_client(spelling: str, options: SimpleNamespace, **more: Any) -> FederationSettings:
     """Return the paper's training: one client, one minibatch a round, BatchNorm on the statistics it came with."""
     return FederationSettings(
         data=options.data,
@@ -48,9 +48,9 @@ def one_client(spelling: str, options: argparse.Namespace, **more: Any) -> Feder
     )
 
 
-def accuracy(spelling: str, options: argparse.Namespace) -> dict[str, Any]:
+def accuracy(spelling: str, options: SimpleNamespace) -> dict[str, Any]:
     """Train with a defense, and return its accuracy on the test records along the way."""
-    settings = one_client(spelling, options, model=options.model, labels=options.labels, device=options.device)
+    settings = one_client(spelling, options, model=options.model, device=options.device)
     federation = build_federation(settings)
     learner = federation.learner.replace(settings=TrainingSettings(shares="gradient"))
     weights = {name: value.clone() for name, value in learner.weights.items()}
@@ -93,21 +93,16 @@ def accuracy(spelling: str, options: argparse.Namespace) -> dict[str, Any]:
     }
 
 
-def at_the_same_round(records: list[dict[str, Any]]) -> int:
-    """Set every final accuracy to that of the last round all trainings were evaluated at; dear rows have fewer rounds."""
-    common = set.intersection(*({at for at, _ in record["accuracy"]} for record in records)) if records else set()
-    if not common:
-        return 0
-    last = max(common)
-    for record in records:
-        record["final_accuracy"] = dict(record["accuracy"])[last]
-    return int(last)
+def last_common_round(records: Sequence[dict[str, Any]]) -> int:
+    """Return the last round that all trainings were evaluated at; dear rows have fewer rounds."""
+    common = set.intersection(*({int(at) for at, _ in record["accuracy"]} for record in records)) if records else set()
+    return max(common, default=0)
 
 
-def cost(spelling: str, options: argparse.Namespace) -> dict[str, Any]:
+def cost(spelling: str, options: SimpleNamespace) -> dict[str, Any]:
     """Time one client's round with a defense, over the same without one."""
     defense, plain = build_defense(spelling), build_defense("none")
-    data = load_data(options.data, labels=options.labels or None)
+    data = load_data(options.data)
     device = torch.device(options.device)
     model = build_model(options.model, input_shape=data.input_shape, classes=data.classes, seed=Seed(options.seed))
     settings = TrainingSettings(shares="weights", epochs=1, minibatch=options.minibatch, learning_rate=0.01)

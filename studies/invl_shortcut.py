@@ -1,9 +1,7 @@
 """Does noise along a class's own directions write the label into the picture? InvL-DNP with a basis per class, in training.
 
-No study: the trained network is asked about test pictures under noise of their own and of another class; a plan asks for
-accuracy.
-
-    python benchmarks/invl_shortcut.py --data cifar10.npz --rounds 500 --seed 0 --out shortcut.json
+No plan says it: the trained network is asked about test pictures under noise of their own and of another class; a plan asks
+for accuracy.
 
 Trains as `invl_horizontal.py` does and asks the network about test pictures: clean, with the noise of their own class, and with
 the noise of a class drawn at random among the others. A network that looks at pictures answers much the same each time; one
@@ -13,18 +11,15 @@ control.
 
 from __future__ import annotations
 
-import argparse
-import json
-import sys
 import time
+from collections.abc import Mapping
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import torch
-from invl_horizontal import one_client
 from torch import Tensor
 
-from gradveil import __version__
 from gradveil.adversary import prefixed
 from gradveil.client.update import run_client
 from gradveil.defenses.invl.dnp import CLASS, InvLDNP
@@ -32,8 +27,12 @@ from gradveil.federation.setup import build_federation
 from gradveil.learning import Learner
 from gradveil.study.local_training import TrainingSettings
 from gradveil.tensors import Named
+from studies.invl_horizontal import one_client
+from studies.invl_vertical import shrink
+from studies.shared import grouped, table
 
 FORMAT = "gradveil-invl-shortcut-1"
+EVERY = 500
 MODEL = "lenet(activation='relu', normalize='cifar10')"
 
 
@@ -70,19 +69,18 @@ def asked(learner: Learner, weights: Named, state: Named, defense: InvLDNP, inpu
     return right | {"other_names_the_noise": float((named["other"] == other).float().mean())}
 
 
-def main() -> None:
-    """Read the command line."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--data", required=True)
-    parser.add_argument("--delta", type=float, default=0.08)
-    parser.add_argument("--rounds", type=int, default=500)
-    parser.add_argument("--every", type=int, default=125)
-    parser.add_argument("--minibatch", type=int, default=32)
-    parser.add_argument("--server-rate", type=float, default=2e-3)
-    parser.add_argument("--tested", type=int, default=1000)
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--out", type=Path, required=True)
-    options = parser.parse_args()
+def units(settings: SimpleNamespace) -> list[str]:
+    """Name sizes of pictures and seeds."""
+    return list(grouped(settings))
+
+
+def measure(unit: str, settings: SimpleNamespace, work: Path) -> dict[str, Any]:
+    """Train, and ask along the way."""
+    options = grouped(settings)[unit]
+    if options.factor > 1:
+        smaller = work / f"shrunk{options.factor}.npz"
+        shrink(Path(options.data), smaller, options.factor)
+        options.data = str(smaller)
     spelling = f"invl_dnp(delta={options.delta}, basis='class', refresh={options.rounds})"
     federation, begun = build_federation(one_client(spelling, options, model=MODEL)), time.process_time()
     defense = federation.defense
@@ -107,12 +105,8 @@ def main() -> None:
         server.step()
         if (index + 1) % options.every == 0:
             curve.append({"round": index + 1, **asked(learner, weights, state, defense, test.inputs, test.targets)})
-            sys.stderr.write(f"{time.process_time() - begun:8.1f} s  {curve[-1]}\n")
-    record = {
+    return {
         "format": FORMAT,
-        "version": __version__,
-        "torch": torch.__version__,
-        "data": Path(options.data).name,
         "input": list(test.inputs.shape[1:]),
         "model": MODEL,
         "defense": spelling,
@@ -122,8 +116,26 @@ def main() -> None:
         "directions": {name: len(basis) for name, basis in prefixed(state or {}, CLASS).items()},
         "curve": curve,
     }
-    options.out.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
 
 
-if __name__ == "__main__":
-    main()
+def tables(documents: Mapping[str, Any]) -> dict[str, str]:
+    """Show what the network answers after every five hundred minibatches."""
+    names = ("clean_right", "own_right", "other_right", "white_right", "other_names_the_noise")
+    rows = [
+        [
+            "×".join(str(size) for size in each["input"][1:]),
+            each["seed"],
+            at["round"],
+            *(f"{100 * at[name]:.1f} %" for name in names),
+        ]
+        for each in sorted(documents.values(), key=lambda each: (each["input"], each["seed"]))
+        for at in each["curve"]
+        if at["round"] % EVERY == 0
+    ]
+    return {
+        "": table(
+            "pictures | seed | minibatches | right: clean | under the noise of their own class | under that of another class | "
+            "under white noise | names the other class",
+            rows,
+        )
+    }

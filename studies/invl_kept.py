@@ -1,13 +1,11 @@
 """What a kept or shared basis of guided noise costs in protection, in closed form and without an attack.
 
-No study: nothing is attacked; a closed form is evaluated.
-
-    python benchmarks/invl_kept.py --data cifar10.npz --records 4 --rounds 50 500 --out kept.json
+No plan says it: nothing is attacked; a closed form is evaluated.
 
 InvL-GNP spoils an inverter of rank k by δ Σ_{i≤k} ‖u_iᵀ B‖² / σ_i² in expectation (Theorem 3, its inverse form), with B the
 orthonormal directions of the noise; InvL-DNP by δ Σ_{i≤k} ‖v_iᵀ W‖² (Theorem 2). u_i, σ_i, v_i are those of one record at the
 weights of the round; B and W may be older, or those of public or class means. Told is the quotient by what the record's own basis
-of this round gives. A client has one record for InvL-GNP; class means of InvL-DNP are over ``--means`` records of the class.
+of this round gives. A client has one record for InvL-GNP; class means of InvL-DNP are over ``means`` records of the class.
 
 What the kept bases are held against, with the same number d of directions: the basis of another record in the same round, and
 two subspaces drawn at random, exactly and in expectation: E ‖u_iᵀ B‖² is d / p among all p shared values, and d / m in the range
@@ -16,19 +14,17 @@ of the record's own Jacobian, the m directions in which the update can move at a
 
 from __future__ import annotations
 
-import argparse
-import json
 import statistics
-import sys
 import time
+from collections.abc import Mapping
 from functools import cached_property
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from gradveil import __version__
 from gradveil.defenses.invl.singular_noise import (
     average_jacobian,
     noisy_ranks,
@@ -43,10 +39,22 @@ from gradveil.spectra.layered import joint_push
 from gradveil.spectra.spectrum import Spectrum, spectrum
 from gradveil.study.federation import FederationSettings
 from gradveil.study.local_training import TrainingSettings
+from studies.invl_vertical import shrink
+from studies.shared import MISSING, table
 
 FORMAT = "gradveil-invl-kept-1"
 LOW, HIGH, RULE, MOST = 0.6, 0.95, "sum", 4096
 AT_ONCE = 64
+COLUMNS = {
+    "update_noise_kept": "InvL-GNP: own basis, kept",
+    "update_noise_public": "basis at public centres",
+    "update_noise_other_record": "fresh basis of another record",
+    "update_noise_random": "random, among all shared values",
+    "update_noise_random_in_range": "random, in the range of the record's Jacobian",
+    "data_noise_kept": "InvL-DNP: own basis, kept",
+    "data_noise_class": "basis of the class",
+    "data_noise_random": "random",
+}
 
 
 def trained(learner: Learner, inputs: Tensor, targets: Tensor, rounds: int, rate: float, minibatch: int) -> Learner:
@@ -138,22 +146,18 @@ def record_rows(
     return rows
 
 
-def main() -> None:
-    """Read the command line."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--data", required=True)
-    parser.add_argument("--model", default="lenet(activation='relu', normalize='cifar10')")
-    parser.add_argument("--records", type=int, default=4)
-    parser.add_argument("--means", type=int, default=8, help="records of a class behind its mean")
-    parser.add_argument("--rounds", type=int, nargs="+", default=[50, 500], help="ages of a kept basis")
-    parser.add_argument("--server-rate", type=float, default=2e-3)
-    parser.add_argument("--minibatch", type=int, default=32)
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--out", type=Path, required=True)
-    options = parser.parse_args()
+def units(settings: SimpleNamespace) -> list[str]:
+    """Name the only unit: a record is held against the one before it."""
+    return ["kept"]
+
+
+def measure(unit: str, options: SimpleNamespace, work: Path) -> dict[str, Any]:
+    """Take the quotients of all records at all ages."""
+    data_file = work / "shrunk.npz"
+    shrink(Path(options.data), data_file, options.factor)
     begun = time.process_time()
     settings = FederationSettings(
-        data=options.data, model=options.model, clients=1, clients_per_round=1, rounds=1, seed=options.seed
+        data=str(data_file), model=options.model, clients=1, clients_per_round=1, rounds=1, seed=options.seed
     )
     federation = build_federation(settings)
     first = federation.learner.replace(settings=TrainingSettings(shares="gradient"))
@@ -170,31 +174,27 @@ def main() -> None:
         target = data[1][place]
         members = [each for each in range(len(data[0]) - 1, -1, -1) if data[1][each] == target][: options.means]
         rows.append(record_rows(learners, data[0][place], target, data[0][members].mean(0), public, other))
-        sys.stderr.write(f"{time.process_time() - begun:8.1f} s  record {index + 1}\n")
     kinds = [kind for kind in rows[0][0] if "noise" in kind]
     columns = {(age, kind): [own[place][kind] for own in rows] for place, age in enumerate(ages) for kind in kinds}
     means = {
         at: statistics.fmean(known) for at, found in columns.items() if (known := [each for each in found if each is not None])
     }
-    table = {str(age): {kind: means[age, kind] for kind in kinds if (age, kind) in means} for age in ages}
-    record = {
+    by_age = {str(age): {kind: means[age, kind] for kind in kinds if (age, kind) in means} for age in ages}
+    return {
         "format": FORMAT,
-        "version": __version__,
-        "torch": torch.__version__,
-        "data": Path(options.data).name,
-        "model": options.model,
-        "seed": options.seed,
-        "server_rate": options.server_rate,
-        "minibatch": options.minibatch,
         "n": options.records,
-        "means": options.means,
         "processor_seconds": round(time.process_time() - begun, 1),
-        "mean": table,
+        "mean": by_age,
         "records": rows,
     }
-    options.out.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
-    sys.stdout.write(json.dumps(table, indent=1) + "\n")
 
 
-if __name__ == "__main__":
-    main()
+def tables(documents: Mapping[str, Any]) -> dict[str, str]:
+    """Show what is left at every age of the basis, as means over records."""
+    (found,) = documents.values()
+    ages = sorted(found["mean"], key=int)
+    values = [[found["mean"][age].get(name) for name in COLUMNS] for age in ages]
+    rows = [
+        [age, *(MISSING if value is None else f"{value:.2f}" for value in row)] for age, row in zip(ages, values, strict=True)
+    ]
+    return {"": table(["rounds kept", *COLUMNS.values()], rows)}
