@@ -3,7 +3,7 @@
     python -m scripts.pack_results out/NAME [results/NAME.json.gz]
     python -m scripts.pack_results results/NAME.json.gz out/NAME
 
-For measurements that no plan says, whose scripts in ``benchmarks/`` write and read folders; `gradveil study run` packs by itself.
+For measurements of speed, whose scripts in ``benchmarks/`` write single files; `gradveil study run` packs by itself.
 """
 
 from __future__ import annotations
