@@ -34,7 +34,8 @@ from gradveil.storage.partial import PartialWork
 from gradveil.study.cell import Cell
 from gradveil.study.codec import decode
 from gradveil.study.kept import KeptCell
-from gradveil.study.results import Bar, Bars, CellResult, Record, Region, Regret, Sent, Threat, Timing
+from gradveil.study.measures import Bar
+from gradveil.study.results import Bars, CellResult, Record, Region, Regret, Sent, Threat, Timing
 from gradveil.study.results import Defense as DefenseResult
 from gradveil.study.risks import CellRisk
 from gradveil.wire import encode_dense, tensor_bytes

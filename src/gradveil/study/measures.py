@@ -8,7 +8,7 @@ from typing import Any
 
 from gradveil.study.codec import OMITTED, REASONS
 
-__all__ = ["Estimate", "Quality", "Share", "Spread", "Summary"]
+__all__ = ["Bar", "Estimate", "Quality", "Share", "Spread", "Summary"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,6 +28,20 @@ class Share:
             return {"count": round(values["value"] * values.get("n", 0)), **values}
         except (KeyError, TypeError, ValueError, OverflowError):
             return values
+
+
+@dataclass(frozen=True, kw_only=True)
+class Bar:
+    """What the best null reaches: the height an attack has to clear; ``high`` is the upper bound of a share."""
+
+    null: str = ""
+    value: float
+    high: float | None = field(default=None, metadata=OMITTED)
+
+    @property
+    def top(self) -> float:
+        """The upper bound, or the value where there is none."""
+        return self.value if self.high is None else self.high
 
 
 @dataclass(frozen=True, kw_only=True)

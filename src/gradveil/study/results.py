@@ -14,15 +14,16 @@ from typing import Any, Literal
 
 from gradveil.study.cell import CELL_FORMAT
 from gradveil.study.codec import BESIDE, OMITTED, REASONS, decode, named
+from gradveil.study.evidence import Gap, Power
 from gradveil.study.kept import KeptCell, KeptUtility
-from gradveil.study.measures import Estimate, Quality, Share, Summary
+from gradveil.study.levels import Levels
+from gradveil.study.measures import Bar, Estimate, Quality, Share, Summary
 from gradveil.study.proved import Certificate, Guarantee
 from gradveil.study.risks import CellRisk
 from gradveil.study.training_result import Curve
 
 __all__ = [
     "Attacker",
-    "Bar",
     "Bars",
     "CellResult",
     "Check",
@@ -55,20 +56,6 @@ class Region:
     plain: Quality | None = field(default=None, metadata=OMITTED)
     informed: Quality | None = field(default=None, metadata=OMITTED)
     data_mean: Quality | None = field(default=None, metadata=OMITTED)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Bar:
-    """What the best null reaches: the height an attack has to clear; ``high`` is the upper bound of a share."""
-
-    null: str = ""
-    value: float
-    high: float | None = field(default=None, metadata=OMITTED)
-
-    @property
-    def top(self) -> float:
-        """The upper bound, or the value where there is none."""
-        return self.value if self.high is None else self.high
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -266,8 +253,8 @@ class CellResult:
 
     KEYS = (
         *("format", "key", "cell", "defense", "threat", "n", "candidates", "chance", "selected", "best_by_truth", "plain"),
-        *("informed", "region", "regret_db", "attackers", "nulls", "bar", "records", "checks", "bytes", "certificate", "risk"),
-        "utility",
+        *("informed", "levels", "gap", "power", "duplicates", "region", "regret_db", "attackers", "nulls", "bar", "records"),
+        *("checks", "bytes", "certificate", "risk", "utility"),
     )
     format = CELL_FORMAT
 
@@ -282,6 +269,10 @@ class CellResult:
     best_by_truth: Summary | None = None
     plain: Summary | None = None
     informed: Summary | None = None
+    levels: Levels | None = field(default=None, metadata=OMITTED)
+    gap: Gap | None = field(default=None, metadata=OMITTED)
+    power: Power | None = field(default=None, metadata=OMITTED)
+    duplicates: int = field(default=0, metadata=OMITTED)
     region: Region | None = None
     regret: Regret = field(default=Regret(), metadata=named("regret_db"))
     attackers: tuple[Attacker, ...] = ()

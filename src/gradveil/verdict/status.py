@@ -16,7 +16,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
 
-from gradveil.study.results import Bar, CellResult
+from gradveil.study.measures import Bar
+from gradveil.study.results import CellResult
 from gradveil.study.run_result import Run
 
 __all__ = ["Headline", "Setting", "Status", "bar_of", "choose_headline", "closer_than_null", "settings_of", "status_of"]
