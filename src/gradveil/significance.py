@@ -1,15 +1,32 @@
-"""Is one defense's score different from another's? The Wilcoxon signed-rank test on values paired by record, and its daggers.
+"""How sure is a share, and is one number different from another? Intervals of shares, McNemar's test, signed ranks and daggers.
 
-This file needs neither torch nor scipy, because the report uses it and must open at once.
+This file needs neither torch nor scipy, because verdict and report use it and must open at once.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
+from statistics import NormalDist
 
-__all__ = ["AGAINST_ALL", "AGAINST_BASELINE", "LEVEL", "SignedRank", "daggers", "signed_rank"]
+__all__ = [
+    "AGAINST_ALL",
+    "AGAINST_BASELINE",
+    "CONFIDENCE",
+    "LEVEL",
+    "SignedRank",
+    "daggers",
+    "effective_number",
+    "exact_upper",
+    "fewest_without_hits",
+    "mcnemar",
+    "signed_rank",
+    "wilson",
+]
+
+CONFIDENCE = 0.95
 
 MOST_EXACT = 50
 """Pairs up to which the probability is counted out; beyond, the normal approximation agrees to a few parts in a thousand."""
@@ -18,6 +35,120 @@ LEVEL = 0.05
 """Probability below which a difference gets a dagger, as in the shadow paper; not corrected for the number of comparisons."""
 
 AGAINST_BASELINE, AGAINST_ALL = "†", "‡"
+
+
+def wilson(count: float, n: float, confidence: float = CONFIDENCE) -> tuple[float, float]:
+    """Return the Wilson score interval of a share (Wilson 1927).
+
+    With z the normal quantile and p = count / n: centre (p + z²/2n) / (1 + z²/n), half width z √(p(1 - p)/n + z²/4n²) / (1 +
+    z²/n). Unlike the textbook interval it stays inside [0, 1] and does not collapse to a point when none or all of few records
+    are hit.
+
+    Args:
+        count: Number of hits; no whole number where ``n`` is an effective number.
+        n: Number of records.
+        confidence: Probability the interval aims to cover.
+
+    Raises:
+        ValueError: There is no such share.
+
+    >>> [round(limit, 4) for limit in wilson(0, 20)]
+    [0.0, 0.1611]
+    """
+    if not (n > 0 and 0 <= count <= n and 0.0 < confidence < 1.0):
+        raise ValueError(f"no share to estimate from {count} of {n} at confidence {confidence}")
+    z = NormalDist().inv_cdf(0.5 + confidence / 2)
+    share, scale = count / n, 1 + z * z / n
+    centre = (share + z * z / (2 * n)) / scale
+    half = z / scale * math.sqrt(share * (1 - share) / n + z * z / (4 * n * n))
+    # None and all are exact ends, not ends up to rounding.
+    return 0.0 if count == 0 else min(share, max(0.0, centre - half)), 1.0 if count == n else max(share, min(1.0, centre + half))
+
+
+def exact_upper(count: float, n: float, confidence: float = CONFIDENCE) -> float:
+    """Return the exact one-sided upper end of a share (Clopper and Pearson 1934): beyond it, so few hits are too rare.
+
+    It solves Σ_{i ≤ count} C(n, i) p^i (1 - p)^(n - i) = 1 - confidence by bisection. Numbers that are not whole, as effective
+    ones, are rounded to fewer records and more hits, so the end errs to the high side.
+
+    >>> round(exact_upper(0, 59), 4), round(exact_upper(0, 58), 4)
+    (0.0495, 0.0503)
+    """
+    if not (n > 0 and 0 <= count <= n and 0.0 < confidence < 1.0):
+        raise ValueError(f"no share to bound from {count} of {n} at confidence {confidence}")
+    whole = max(1, math.floor(n + 1e-9))
+    hits = min(whole, math.ceil(count / n * whole - 1e-9))
+    if hits == whole:
+        return 1.0
+    low, high = hits / whole, 1.0
+    while high - low > 1e-12:
+        middle = (low + high) / 2
+        low, high = (middle, high) if _at_most(hits, whole, middle) > 1 - confidence else (low, middle)
+    return high
+
+
+def _at_most(count: int, n: int, share: float) -> float:
+    """Return how likely at most ``count`` of ``n`` are hit."""
+    if share <= 0 or share >= 1:
+        return float(share <= 0)
+    log_hit, log_miss, whole = math.log(share), math.log1p(-share), math.lgamma(n + 1)
+    terms = (whole - math.lgamma(i + 1) - math.lgamma(n - i + 1) + i * log_hit + (n - i) * log_miss for i in range(count + 1))
+    return math.fsum(math.exp(term) for term in terms)
+
+
+def fewest_without_hits(limit: float, confidence: float = CONFIDENCE) -> int:
+    """Return of how many records none may be hit to show that the share is at most ``limit``: ln(1 - confidence) / ln(1 - limit).
+
+    >>> fewest_without_hits(0.05)
+    59
+    """
+    if not 0 < limit < 1:
+        raise ValueError(f"no number of records shows a share of at most {limit}")
+    return math.ceil(math.log(1 - confidence) / math.log1p(-limit) - 1e-9)
+
+
+def effective_number(hits: Sequence[float], *clusters: Sequence[Hashable]) -> float:
+    """Return how many independent records these are worth, since records of one update, owner or model share their luck.
+
+    The design effect of Kish (1965) and Rao and Scott (1992): with y hits among m records in each of C clusters, v = C/(C - 1)
+    Σ(y - p m)² / n² is the variance of the share, and n v / (p(1 - p)) of n records make one. Where all or none were hit there is
+    no variance to see, and clusters are counted. Clusters never make records worth more than they are.
+
+    Args:
+        hits: 0 or 1 per record.
+        clusters: Ways to group the records, each a name per record; the one that leaves least counts.
+
+    >>> effective_number([1, 1, 0, 0], [0, 0, 1, 1]), effective_number([1, 0, 1, 0], "abcd"), effective_number([0] * 4, "aabb")
+    (1.0, 4.0, 2.0)
+    """
+    return min((_effective(hits, names) for names in clusters), default=float(len(hits)))
+
+
+def _effective(hits: Sequence[float], names: Sequence[Hashable]) -> float:
+    groups: dict[Hashable, list[float]] = defaultdict(list)
+    for name, hit in zip(names, hits, strict=True):
+        groups[name].append(hit)
+    n, many, share = len(hits), len(groups), sum(hits) / len(hits)
+    if many == n or many == 1 or share in (0.0, 1.0):
+        return float(many)
+    variance = many / (many - 1) * sum((sum(own) - share * len(own)) ** 2 for own in groups.values()) / n**2
+    return max(1.0, n / max(1.0, variance * n / (share * (1 - share))))
+
+
+def mcnemar(first: Sequence[bool], second: Sequence[bool], clusters: Sequence[Hashable] | None = None) -> float:
+    """Return the two-sided probability of records hit by one of two attackers alone, if both were equally good (McNemar 1947).
+
+    Exact: of the records hit by one alone, each is either's with probability one half. With clusters, each cluster counts once,
+    for the attacker who hit more of it, because its records share their luck.
+
+    >>> mcnemar([True] * 6 + [False], [False] * 7)
+    0.03125
+    """
+    groups: dict[Hashable, int] = defaultdict(int)
+    for name, left, right in zip(clusters or range(len(first)), first, second, strict=True):
+        groups[name] += int(left) - int(right)
+    ahead, behind = (sum(sign * each > 0 for each in groups.values()) for sign in (1, -1))
+    return min(1.0, 2 * _at_most(min(ahead, behind), ahead + behind, 0.5)) if ahead + behind else 1.0
 
 
 @dataclass(frozen=True)

@@ -25,7 +25,7 @@ ONCE: dict[str, tuple[str, set[str]]] = {
         r"isinstance\(\w+, bool\) (or|and)|(or|and) not isinstance\(\w+, bool\)|(or|and) isinstance\(\w+, bool\)",
         {"study/checks.py"},
     ),
-    "intervals and tails of counts": (r"NormalDist|math\.comb\(", set()),
+    "intervals and tails of counts": (r"NormalDist|math\.comb\(", {"significance.py"}),
 }
 COPIES = {
     "a step of Adam": "square = 0.999 * square + 0.001 * slope.square()",

@@ -1,4 +1,4 @@
-"""The signed-rank test against scipy, and the daggers it earns."""
+"""Intervals of shares, clusters, McNemar and the signed-rank test against scipy, and the daggers it earns."""
 
 from __future__ import annotations
 
@@ -7,9 +7,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from scipy import stats
 from scipy.stats import wilcoxon
 
 from gradveil.metrics import daggers, signed_rank
+from gradveil.significance import effective_number, exact_upper, fewest_without_hits, mcnemar, wilson
 
 
 @pytest.mark.parametrize("n", [1, 2, 5, 9, 20, 50])
@@ -74,3 +76,61 @@ def test_golden() -> None:
     found = signed_rank(case["left"], case["right"])
     assert found.statistic == case["statistic"]
     assert found.p == pytest.approx(case["p"], abs=golden["tolerance"])
+
+
+@pytest.mark.parametrize(("count", "n"), [(0, 1), (0, 16), (0, 59), (1, 16), (7, 32), (15, 16), (64, 128), (3, 2000)])
+def test_the_exact_upper_end_is_that_of_the_beta_distribution(count: int, n: int) -> None:
+    """Clopper and Pearson: the 95 % quantile of a beta distribution with count + 1 and n - count."""
+    assert exact_upper(count, n) == pytest.approx(float(stats.beta.ppf(0.95, count + 1, n - count)), abs=1e-9)
+
+
+def test_all_hit_leaves_no_upper_end_below_one() -> None:
+    assert exact_upper(5, 5) == 1.0
+
+
+def test_a_fraction_of_a_record_errs_to_the_high_side() -> None:
+    assert exact_upper(0, 8.9) == exact_upper(0, 8) and exact_upper(1.2, 9.0) == exact_upper(2, 9)
+
+
+@pytest.mark.parametrize(("limit", "needed"), [(0.05, 59), (0.1, 29), (0.25, 11), (0.01, 299), (0.5, 5)])
+def test_so_many_without_a_hit_show_a_limit_and_one_fewer_does_not(limit: float, needed: int) -> None:
+    assert fewest_without_hits(limit) == needed
+    assert exact_upper(0, needed) <= limit < exact_upper(0, needed - 1)
+
+
+def test_records_that_share_their_luck_are_worth_fewer() -> None:
+    updates = [place // 4 for place in range(16)]
+    alike = [1.0] * 8 + [0.0] * 8
+    assert effective_number(alike, updates) == pytest.approx(3.0), "four updates, each all or nothing"
+    mixed = [1.0, 0.0] * 8
+    assert effective_number(mixed, updates) == 16, "clusters never make records worth more"
+    assert effective_number([0.0] * 16, updates) == 4 == effective_number([1.0] * 16, updates), "nothing varies: count clusters"
+    assert effective_number(alike) == 16 == effective_number(alike, range(16))
+    assert effective_number(alike, [0] * 16) == 1, "one model, one draw"
+    assert effective_number(alike, range(16), updates) == pytest.approx(3.0), "the clusters that leave least count"
+
+
+def test_an_interval_with_clusters_covers_where_one_without_does_not() -> None:
+    """Updates of four records that are hit together with probability .3: 95 % of intervals should hold .3."""
+    rng = np.random.default_rng(0)
+    clusters = [place // 4 for place in range(64)]
+    held = {"clustered": 0, "plain": 0}
+    for _ in range(400):
+        hits = np.repeat(rng.random(16) < 0.3, 4).astype(float).tolist()
+        worth, count = effective_number(hits, clusters), sum(hits)
+        for name, size in (("clustered", worth), ("plain", 64.0)):
+            low, high = wilson(count / 64 * size, size)
+            held[name] += low <= 0.3 <= high
+    assert held["clustered"] / 400 > 0.9 and held["plain"] / 400 < 0.75
+
+
+def test_mcnemar_is_the_sign_test_of_who_alone_hits() -> None:
+    first, second = [True] * 9 + [False] * 3 + [True] * 20, [False] * 9 + [True] * 2 + [False] + [True] * 20
+    assert mcnemar(first, second) == pytest.approx(float(stats.binomtest(2, 11, 0.5).pvalue))
+    assert mcnemar(first, second) == mcnemar(second, first) and mcnemar(first, first) == 1.0
+
+
+def test_mcnemar_counts_a_cluster_once() -> None:
+    first, second = [True] * 8, [False] * 8
+    assert mcnemar(first, second) == pytest.approx(2 / 2**8)
+    assert mcnemar(first, second, [0, 0, 0, 0, 1, 1, 1, 1]) == 0.5, "two updates cannot show anything"

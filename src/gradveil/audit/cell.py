@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import resource
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -13,10 +13,11 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from gradveil.attacks import Attack, AttackContext, Ensemble, Referee, informed_twins, launch, line_up, resolve
+from gradveil.attacks import Attack, AttackContext, Ensemble, informed_twins, launch, line_up, resolve
 from gradveil.audit.certified import certify, guarantee_of
-from gradveil.audit.judge import Scored, best_by_truth, null_rows, per_recipe, score, select
+from gradveil.audit.judge import Referees, Scored, best_by_truth, per_recipe, score, select, select_plain
 from gradveil.audit.materials import Materials
+from gradveil.audit.nulls import bars, derangements, null_rows
 from gradveil.audit.regions import region_of_cell
 from gradveil.audit.risks import Scores, risk_of_cell
 from gradveil.audit.scene import Subject, build_subject
@@ -27,15 +28,17 @@ from gradveil.client.timing import measure_latency_of
 from gradveil.data import Dataset
 from gradveil.defenses import Defense, parts_of
 from gradveil.errors import UsageError
-from gradveil.metrics import median, wilson
+from gradveil.metrics import median
 from gradveil.randomness import Seed
 from gradveil.records import Observation, Reconstruction
+from gradveil.significance import mcnemar
 from gradveil.storage.partial import PartialWork
 from gradveil.study.cell import Cell
 from gradveil.study.codec import decode
+from gradveil.study.headline import ALL, IGNORES, INFORMED, PLAIN, choices, told
 from gradveil.study.kept import KeptCell
-from gradveil.study.measures import Bar
-from gradveil.study.results import Bars, CellResult, Record, Region, Regret, Sent, Threat, Timing
+from gradveil.study.measures import Paired
+from gradveil.study.results import Attacker, CellResult, Record, Region, Regret, Sent, Threat, Timing
 from gradveil.study.results import Defense as DefenseResult
 from gradveil.study.risks import CellRisk
 from gradveil.wire import encode_dense, tensor_bytes
@@ -88,14 +91,9 @@ def run_cell(
     counter.planned = planned_steps([a for place, a in enumerate(attacks) if not partial.has(place)], context, len(everyone))
     found = attack_all(attacks, everyone, context, partial)
     count = len(subject.targets)
-    referee = Referee.rehearsed(
-        [r.observation for r in subject.rehearsals],
-        [(r.replayed_inputs, r.batch.targets.to(cell.device)) for r in subject.rehearsals],
-        [r.batch.inputs.to(cell.device) for r in subject.rehearsals],
-        found[count:],
-    )
+    referees = Referees.rehearsed(subject, found[count:])
     risk = risk_of_cell(subject)
-    result, pictures = _judge(subject, ensemble, context, found[:count], referee, risk)
+    result, pictures = _judge(subject, ensemble, context, found[:count], referees, risk)
     seconds, steps = time.perf_counter() - started + partial.seconds, counter.done + partial.steps
     timing = Timing(
         key=key,
@@ -150,45 +148,54 @@ def _judge(
     ensemble: Ensemble,
     context: AttackContext,
     candidates: Sequence[Sequence[Reconstruction]],
-    referee: Referee,
+    referees: Referees,
     risk: Scores | None,
 ) -> tuple[CellResult, dict[str, NDArray[np.float32]]]:
     seed = Seed(subject.cell.seed).child("summary")
-    chosen = select(subject, candidates, referee)
-    assert chosen is not None  # every target has candidates
-    kept, verdicts = chosen
-    rows: dict[str, Scored | None] = {
-        "selected": score(subject, kept),
-        "best_by_truth": score(subject, best_by_truth(subject, candidates)),
-    }
-    for name, stances in (("plain", ("plain",)), ("informed", ("informed", "straight_through", "averaged", "zero_mask"))):
-        restricted = select(subject, candidates, referee, stances)
-        rows[name] = score(subject, restricted[0]) if restricted else None
+    kept, verdicts = select(subject, candidates, referees.informed)
+    rows = _choices(subject, candidates, kept, referees)
     selected, best = rows["selected"], rows["best_by_truth"]
-    assert selected is not None and best is not None
-    nulls = null_rows(subject, ensemble, context, len(candidates[0]), selected)
+    attackers = per_recipe(subject, candidates, referees, kept, seed)
+    drawn = derangements(subject, _tried(rows, attackers), seed)
+    nulls = null_rows(subject, ensemble, context, len(candidates[0]), drawn)
     certificate = certify(subject)
-    attackers = per_recipe(subject, candidates, referee, kept, seed)
-    evidence = Evidence(subject, candidates, kept, verdicts, referee, selected, best, nulls, certificate, attackers)
+    table = [row for row, _ in attackers]
+    alone = {told(row.recipe, row.stance): scored for row, scored in attackers}
+    evidence = Evidence(
+        subject,
+        candidates,
+        kept,
+        verdicts,
+        referees.informed,
+        selected,
+        best,
+        nulls,
+        certificate,
+        table,
+        rows.get("plain"),
+        alone,
+    )
     records = _records(subject, selected, best, kept)
     region = region_of_cell(subject, {**rows, "data_mean": nulls["data_mean"]}, seed.child("region"))
-    summaries = {name: row.summary(seed.child(name)) for name, row in rows.items() if row is not None}
+    summaries = {name: row.summary(seed.child(name)) for name, row in rows.items() if name != "informed"}
     result = CellResult(
         settings=decode(KeptCell, {**subject.cell.as_dict(), "ensemble": ensemble.name, "threads": torch.get_num_threads()}),
         defense=_describe_defense(subject),
         threat=decode(Threat, subject.targets[0].observation.threat.as_dict()),
         n=len(subject.positions),
         candidates=len(subject.candidates),
-        chance=1 / len(subject.candidates),
+        chance=1 / subject.distinct,
         selected=summaries["selected"],
         best_by_truth=summaries["best_by_truth"],
         plain=summaries.get("plain"),
-        informed=summaries.get("informed"),
+        informed=summaries["selected"] if "informed" in rows else None,
+        informed_gain=_gain(rows),
+        duplicates=len(subject.candidates) - subject.distinct,
         region=region if isinstance(region, Region) else None,
         regret=_regret(selected, best),
-        attackers=tuple(attackers),
+        attackers=tuple(table),
         nulls={name: null.summary(seed.child("null", name)) for name, null in nulls.items()},
-        bar=_bar(nulls),
+        bar=bars(nulls, drawn),
         records=records,
         checks=tuple(run_checks(evidence)),
         bytes=_bytes(subject),
@@ -196,15 +203,47 @@ def _judge(
         risk=_risk(risk, records, rows, selected) if risk else None,
         unavailable={"region": region} if isinstance(region, str) else {},
     )
-    pictures = {name: row.images.numpy().astype(np.float32) for name, row in rows.items() if row is not None}
+    pictures = {name: row.images.numpy().astype(np.float32) for name, row in rows.items()}
     pictures["original"] = torch.cat([t.batch.inputs for t in subject.targets]).numpy().astype(np.float32)
     pictures |= {f"null_{name}": nulls[name].images.numpy().astype(np.float32) for name in ("grey", "data_mean", "prior_only")}
     return result, pictures
 
 
-def _risk(risk: Scores, records: Sequence[Record], rows: dict[str, Scored | None], selected: Scored) -> CellRisk:
+def _choices(
+    subject: Subject, candidates: Sequence[Sequence[Reconstruction]], kept: Sequence[Reconstruction], referees: Referees
+) -> dict[str, Scored]:
+    """Return what is chosen among all, by truth, by who ignores the defense, and by who knows it; the last has all candidates."""
+    rows = {"selected": score(subject, kept), "best_by_truth": score(subject, best_by_truth(subject, candidates))}
+    plain = select_plain(subject, candidates, referees)
+    if plain is not None:
+        rows["plain"] = score(subject, plain)
+    if any(candidate.stance != IGNORES for candidate in candidates[0]):
+        rows["informed"] = rows["selected"]
+    return rows
+
+
+def _tried(rows: Mapping[str, Scored], attackers: Sequence[tuple[Attacker, Scored]]) -> list[Scored]:
+    """Return what everybody whose count may be the headline found."""
+    found = {ALL: rows["selected"], PLAIN: rows.get("plain"), INFORMED: rows.get("informed")}
+    asked = choices([row.stance for row, _ in attackers])
+    return [row for name, row in found.items() if row is not None and name in asked] + [scored for _, scored in attackers]
+
+
+def _gain(rows: Mapping[str, Scored]) -> Paired | None:
+    """Compare who knows the defense with who ignores it, record by record; by cluster where records share their luck."""
+    plain, informed = rows.get("plain"), rows.get("informed")
+    if plain is None or informed is None:
+        return None
+    left, right = informed.hits, plain.hits
+    pairs = list(zip(left, right, strict=True))
+    fewest = min(informed.clusters, key=lambda names: len(set(names)), default=None)
+    p = mcnemar(left, right, fewest)
+    return Paired(first=sum(a and not b for a, b in pairs), second=sum(b and not a for a, b in pairs), p=p)
+
+
+def _risk(risk: Scores, records: Sequence[Record], rows: Mapping[str, Scored], selected: Scored) -> CellRisk:
     """Return the scores beside the error of the attackers who know the defense; where there are none, of those there are."""
-    informed = rows["informed"]
+    informed = rows.get("informed")
     errors = (informed or selected).column("mse")
     return risk.beside([record.pseudonym for record in records], errors, "informed" if informed else "plain")
 
@@ -215,16 +254,6 @@ def _regret(selected: Scored, best: Scored) -> Regret:
     regret = (limit - chosen).clamp_min(0)
     middle = median(regret)
     return Regret(median=middle, worst=float(regret.max()), flagged=middle > LARGE_REGRET_DB)
-
-
-def _bar(nulls: dict[str, Scored]) -> Bars:
-    shares = {name: int((null.rank == 1).sum()) for name, null in nulls.items()}
-    n = len(next(iter(nulls.values())).rank)
-    top = max(shares, key=lambda name: shares[name])
-    psnrs = {name: median(v) for name, null in nulls.items() if isinstance(v := null.values["psnr"], torch.Tensor)}
-    best = max(psnrs, key=lambda name: psnrs[name])
-    identified = Bar(null=top, value=shares[top] / n, high=wilson(shares[top], n)[1])
-    return Bars(identified=identified, psnr=Bar(null=best, value=psnrs[best]))
 
 
 def _describe_defense(subject: Subject) -> DefenseResult:

@@ -1,8 +1,8 @@
-"""From candidates to numbers: per-record metrics, the attacker's selection, and the null baselines beside them."""
+"""From candidates to numbers: per-record metrics, and what every attacker's own referee would choose."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,25 +10,22 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from gradveil.attacks.base import AttackContext
-from gradveil.attacks.engine.matching import Recipe, run_recipe
-from gradveil.attacks.ensembles import Ensemble
-from gradveil.attacks.gradient_matching import GradientMatching
+from gradveil.adversary import OpenAdversary
 from gradveil.attacks.referee import Referee, Verdict, recipe_key
 from gradveil.audit.scene import Subject
-from gradveil.metrics import among_nearest, assign, label_hits, measure, ranks, summarise
+from gradveil.metrics import among_nearest, assign, label_hits, measure, ranks, share_of, summarise
 from gradveil.metrics.base import Unavailable
 from gradveil.metrics.identification import IIP
 from gradveil.randomness import Seed
-from gradveil.records import Reconstruction
-from gradveil.study.measures import Summary
+from gradveil.records import Observation, Reconstruction
+from gradveil.significance import effective_number
+from gradveil.study.headline import IGNORES
+from gradveil.study.measures import Share, Summary
 from gradveil.study.results import Attacker
 
-__all__ = ["Scored", "best_by_truth", "null_rows", "per_recipe", "score", "select"]
+__all__ = ["Referees", "Scored", "best_by_truth", "per_recipe", "score", "scored_images", "select", "select_plain"]
 
 NAMES = ("mse", "psnr", "ssim", "lpips", "noise_fraction", "rdlv_nvflare")
-PRIOR_STEPS = 60
-MOST_PRIOR_TRIES = 8
 
 
 @dataclass(frozen=True)
@@ -39,6 +36,18 @@ class Scored:
     values: dict[str, Tensor | Unavailable]
     rank: Tensor
     labels: Tensor | None
+    clusters: tuple[tuple[Hashable, ...], ...] = ()
+
+    @property
+    def hits(self) -> list[bool]:
+        """Which records were identified."""
+        return (self.rank == 1).tolist()
+
+    @property
+    def share(self) -> Share:
+        """How many were."""
+        hits = self.hits
+        return share_of(sum(hits), len(hits), effective_number([float(hit) for hit in hits], *self.clusters))
 
     def summary(self, seed: Seed) -> Summary:
         """Return the metrics of all records with their intervals."""
@@ -46,7 +55,7 @@ class Scored:
         rows |= {f"iip_{k}": among_nearest(self.rank, k).double() for k in IIP}
         if self.labels is not None:
             rows["label_accuracy"] = self.labels
-        return summarise(rows, seed, Summary)
+        return summarise(rows, seed, Summary, self.clusters)
 
     def column(self, name: str) -> list[float | None]:
         """Return one metric per record, None where it is not available."""
@@ -68,33 +77,90 @@ def score(subject: Subject, chosen: Sequence[Reconstruction]) -> Scored:
         images.append(inputs[order])
         if not subject.dataset.dense and subject.cell.tells_labels:
             hits.append(label_hits(candidate.targets.detach().cpu(), target.batch.targets, order=order))
-    return _scored(subject, torch.cat(images), torch.cat(hits) if hits else None)
+    return scored_images(subject, torch.cat(images), torch.cat(hits) if hits else None)
 
 
-def _scored(subject: Subject, images: Tensor, labels: Tensor | None = None) -> Scored:
-    truth = originals(subject)
-    rank = ranks(images, torch.tensor(subject.positions), subject.candidates)
-    return Scored(images, _measured(subject, images, truth), rank, labels)
+def scored_images(subject: Subject, images: Tensor, labels: Tensor | None = None) -> Scored:
+    """Score images that are in the order of the records."""
+    rank = ranks(images, torch.tensor(subject.positions), subject.candidates, copies=subject.copies)
+    return Scored(images, measured(subject, images, originals(subject)), rank, labels, clusters(subject))
 
 
-def _measured(subject: Subject, images: Tensor, truth: Tensor) -> dict[str, Tensor | Unavailable]:
+def clusters(subject: Subject) -> tuple[tuple[Hashable, ...], ...]:
+    """Return how records belong together: by update, where one holds several, and by owner, where one has several."""
+    size, owners = len(subject.targets[0].batch), subject.dataset.owners
+    updates = tuple(place // size for place in range(len(subject.indices)))
+    named = tuple(owners[index] for index in subject.indices) if owners else ()
+    return tuple(names for names in (updates, named) if len(set(names)) < len(names))
+
+
+def measured(subject: Subject, images: Tensor, truth: Tensor) -> dict[str, Tensor | Unavailable]:
     """Measure beside the mean of the candidates, which is what anyone could guess without the update."""
     return measure(images, truth, NAMES, {"prior": subject.candidates.mean(0)})
 
 
+@dataclass(frozen=True)
+class Referees:
+    """Who chooses: one who knows the defense, and one who compares as if there were none."""
+
+    informed: Referee
+    plain: Referee
+
+    @classmethod
+    def rehearsed(cls, subject: Subject, candidates: Sequence[Sequence[Reconstruction]]) -> Referees:
+        """Let both learn from the attacker's own public images.
+
+        Args:
+            subject: The cell, with its rehearsals.
+            candidates: What the recipes made of the rehearsals.
+        """
+        device, rehearsals = subject.cell.device, subject.rehearsals
+        images = [r.batch.inputs.to(device) for r in rehearsals]
+        labels = [r.batch.targets.to(device) for r in rehearsals]
+        replayed = [(r.replayed_inputs, y) for r, y in zip(rehearsals, labels, strict=True)]
+        informed = Referee.rehearsed([r.observation for r in rehearsals], replayed, images, candidates)
+        if not _defended(subject):
+            return cls(informed, informed)
+        own = [[candidate for candidate in many if candidate.stance == IGNORES] for many in candidates]
+        raw = list(zip(images, labels, strict=True))
+        return cls(informed, Referee.rehearsed([undefended(r.observation) for r in rehearsals], raw, images, own))
+
+    def choose(self, observation: Observation, candidates: Sequence[Reconstruction]) -> Verdict:
+        """Return what an attacker who has these candidates would keep; who has plain ones alone ignores the defense."""
+        if all(candidate.stance == IGNORES for candidate in candidates):
+            return self.plain.select(undefended(observation), candidates)
+        return self.informed.select(observation, candidates)
+
+
+def undefended(observation: Observation) -> Observation:
+    """Return an observation as one who ignores the defense takes it."""
+    return observation if type(observation.adversary) is OpenAdversary else observation.replace(adversary=OpenAdversary())
+
+
+def _defended(subject: Subject) -> bool:
+    return type(subject.targets[0].observation.adversary) is not OpenAdversary
+
+
 def select(
-    subject: Subject, candidates: Sequence[Sequence[Reconstruction]], referee: Referee, stances: Sequence[str] | None = None
-) -> tuple[list[Reconstruction], list[Verdict]] | None:
-    """Return, per target, what an attacker restricted to ``stances`` would keep; None where it has no candidate."""
-    kept, verdicts = [], []
+    subject: Subject, candidates: Sequence[Sequence[Reconstruction]], referee: Referee
+) -> tuple[list[Reconstruction], list[Verdict]]:
+    """Return, per target, what an attacker who knows the defense and has all candidates would keep."""
+    verdicts = [referee.select(target.observation, many) for target, many in zip(subject.targets, candidates, strict=True)]
+    return [many[verdict.chosen] for many, verdict in zip(candidates, verdicts, strict=True)], verdicts
+
+
+def select_plain(
+    subject: Subject, candidates: Sequence[Sequence[Reconstruction]], referees: Referees
+) -> list[Reconstruction] | None:
+    """Return, per target, what an attacker who ignores the defense would keep; None where none was tried."""
+    kept = []
     for target, many in zip(subject.targets, candidates, strict=True):
-        allowed = [c for c in many if stances is None or c.stance in stances]
+        allowed = [candidate for candidate in many if candidate.stance == IGNORES]
         if not allowed:
             return None
-        verdict = referee.select(target.observation, allowed)
+        verdict = referees.choose(target.observation, allowed)
         kept.append(allowed[verdict.chosen])
-        verdicts.append(verdict)
-    return kept, verdicts
+    return kept
 
 
 def best_by_truth(subject: Subject, candidates: Sequence[Sequence[Reconstruction]]) -> list[Reconstruction]:
@@ -107,92 +173,27 @@ def best_by_truth(subject: Subject, candidates: Sequence[Sequence[Reconstruction
     return best
 
 
-def null_rows(subject: Subject, ensemble: Ensemble, context: AttackContext, tries: int, selected: Scored) -> dict[str, Scored]:
-    """Return the null baselines: what anyone gets without looking at the update.
-
-    Prior-only gets as many tries as the attackers had (at most eight; they hardly differ) and keeps the best by truth, which is
-    generous to the null. Derangement scores every selected reconstruction against another record, of the same label where there
-    is one.
-    """
-    truth = originals(subject)
-    grey = torch.full_like(truth, 0.5)
-    mean = subject.candidates.mean(0, keepdim=True).expand_as(truth).contiguous()
-    return {
-        "grey": _scored(subject, grey),
-        "data_mean": _scored(subject, mean),
-        "prior_only": _prior_only(subject, ensemble, context, min(tries, MOST_PRIOR_TRIES)),
-        "derangement": _derangement(subject, selected),
-    }
-
-
-def _prior_only(subject: Subject, ensemble: Ensemble, context: AttackContext, tries: int) -> Scored:
-    """Run the ensemble's recipes with the matching term switched off."""
-    searches = [member.attack for member in ensemble.members if isinstance(member.attack, GradientMatching)]
-    recipes = [attack.recipe() for attack in searches] or [Recipe(name="prior", tv=1e-2)]
-    observations = [target.observation for target in subject.targets]
-    quiet = AttackContext(seed=context.seed.child("prior only"), budget=PRIOR_STEPS, execution="batched")
-    found: list[list[Reconstruction]] = [[] for _ in observations]
-    for index, recipe in enumerate(recipes):
-        share = tries // len(recipes) + (index < tries % len(recipes))
-        if share == 0:
-            continue
-        changes = {"matching": 0.0, "restarts": share, "steps": PRIOR_STEPS, "relative": False, "stance": "plain"}
-        start = "noise" if index % 2 == 0 else recipe.start
-        bare = Recipe(**{**recipe.__dict__, **changes, "start": start, "tv": recipe.tv or 1e-4, "name": f"{recipe.name}:{index}"})
-        for candidate in run_recipe(bare, observations, quiet):
-            found[candidate.target].append(candidate)
-    chosen = best_by_truth(subject, found)
-    scored = score(subject, chosen)
-    return Scored(scored.images, scored.values, scored.rank, None)
-
-
-def _derangement(subject: Subject, selected: Scored) -> Scored:
-    # Masks are no labels that two records could share.
-    dense = subject.dataset.dense
-    labels = [0] * len(selected.images) if dense else torch.cat([t.batch.targets for t in subject.targets]).tolist()
-    # A single record has no other attacked one; the candidates have.
-    rows = torch.tensor([subject.positions[j] for j in deranged(labels)] if len(labels) > 1 else [len(subject.candidates) - 1])
-    images = selected.images
-    truth = subject.candidates[rows]
-    return Scored(images, _measured(subject, images, truth), ranks(images, rows, subject.candidates), None)
-
-
-def deranged(labels: Sequence[int]) -> list[int]:
-    """Return for every record another one, of the same label where there is one.
-
-    >>> deranged([0, 0, 1])
-    [1, 0, 0]
-    """
-    count = len(labels)
-    other = []
-    for index, label in enumerate(labels):
-        later = [(index + step) % count for step in range(1, count)]
-        same = [j for j in later if labels[j] == label]
-        other.append((same or later or [index])[0])
-    return other
-
-
 def per_recipe(
     subject: Subject,
     candidates: Sequence[Sequence[Reconstruction]],
-    referee: Referee,
+    referees: Referees,
     chosen: Sequence[Reconstruction],
     seed: Seed,
-) -> list[Attacker]:
-    """Return one row per recipe and stance: tries, how often it was selected, and its own summary."""
+) -> list[tuple[Attacker, Scored]]:
+    """Return one row per recipe and stance: tries, how often it was selected, and its own summary; with what it found."""
     rows = []
     keys = list(dict.fromkeys(recipe_key(c) for c in candidates[0]))
     for key in keys:
         own = [[c for c in many if recipe_key(c) == key] for many in candidates]
-        kept = [many[referee.select(t.observation, many).chosen] for t, many in zip(subject.targets, own, strict=True)]
-        rows.append(
-            Attacker(
-                recipe=kept[0].recipe,
-                stance=kept[0].stance,
-                tries=len(own[0]),
-                chosen=sum(recipe_key(c) == key for c in chosen),
-                rehearsal_psnr=referee.rehearsal.get(key),
-                summary=score(subject, kept).summary(seed.child(key)),
-            )
+        kept = [many[referees.choose(t.observation, many).chosen] for t, many in zip(subject.targets, own, strict=True)]
+        scored = score(subject, kept)
+        row = Attacker(
+            recipe=kept[0].recipe,
+            stance=kept[0].stance,
+            tries=len(own[0]),
+            chosen=sum(recipe_key(c) == key for c in chosen),
+            rehearsal_psnr=referees.informed.rehearsal.get(key),
+            summary=scored.summary(seed.child(key)),
         )
+        rows.append((row, scored))
     return rows

@@ -6,6 +6,7 @@ This is the only place where truth and observation meet; attacks receive the obs
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
@@ -22,6 +23,7 @@ from gradveil.defenses import Defense, parts_of
 from gradveil.defenses.base import MEASURED
 from gradveil.errors import UsageError
 from gradveil.learning import Learner, loss_by_name
+from gradveil.metrics import duplicate_groups
 from gradveil.models.batch_norm import batch_norm_layers
 from gradveil.randomness import Seed
 from gradveil.records import Batch, Knowledge, Observation, Payload, ThreatModel, Update
@@ -87,6 +89,16 @@ class Subject:
     indices: tuple[int, ...]
     public: Tensor
     materials: Materials = field(default_factory=Materials)
+
+    @functools.cached_property
+    def copies(self) -> Tensor:
+        """For every candidate the row of the first one it is a copy of."""
+        return duplicate_groups(self.candidates)
+
+    @property
+    def distinct(self) -> int:
+        """How many candidates there are, copies counted as one."""
+        return len(self.copies.unique())
 
     def context(self, budget: int, progress: Callable[[int], None] | None = None) -> AttackContext:
         """Return the attacker's context, with the defended client's code on the attacker's own data."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -14,11 +14,14 @@ from torch import nn
 from gradveil.attacks.referee import Referee, Verdict
 from gradveil.audit.judge import Scored
 from gradveil.audit.scene import Subject
-from gradveil.metrics import median, share_of, wilson
+from gradveil.metrics import median, wilson
 from gradveil.models.batch_norm import batch_norm_mode
 from gradveil.records import Reconstruction
+from gradveil.significance import mcnemar
+from gradveil.study.headline import told
+from gradveil.study.measures import Summary
 from gradveil.study.proved import Certificate
-from gradveil.study.results import Attacker, Check, clearly_ahead
+from gradveil.study.results import Attacker, CellResult, Check
 
 __all__ = ["LARGE_REGRET_DB", "run_checks"]
 
@@ -46,6 +49,14 @@ class Evidence:
     nulls: dict[str, Scored]
     certificate: Certificate = field(default_factory=Certificate)
     attackers: Sequence[Attacker] = ()
+    plain: Scored | None = None
+    alone: Mapping[str, Scored] = field(default_factory=dict)
+
+    @property
+    def cell(self) -> CellResult:
+        """What all attackers reached, as the results hold it."""
+        plain = None if self.plain is None else Summary(identified=self.plain.share)
+        return CellResult(selected=Summary(identified=self.selected.share), plain=plain, attackers=tuple(self.attackers))
 
 
 def run_checks(evidence: Evidence) -> list[Check]:
@@ -185,9 +196,10 @@ def _better_than_null(evidence: Evidence) -> Check:
     bars = [null.values["psnr"] for null in evidence.nulls.values()]
     assert isinstance(found, torch.Tensor)
     clearer = median(found) > max(median(b) for b in bars if isinstance(b, torch.Tensor))
-    hits, n = int((evidence.selected.rank == 1).sum()), len(evidence.selected.rank)
+    found_most = evidence.cell.identified
+    hits, n = found_most.count, found_most.n
     luck = max(float((null.rank == 1).double().mean()) for null in evidence.nulls.values())
-    luck = max(luck, 1 / len(evidence.subject.candidates))  # somebody is nearest to any picture
+    luck = max(luck, 1 / evidence.subject.distinct)  # somebody is nearest to any picture
     nearer = _at_least(hits, n, luck) <= RARE
     if clearer and nearer:
         return _check("better_than_null", "ok", "The selected reconstructions beat every null baseline.")
@@ -248,24 +260,21 @@ def _regret(evidence: Evidence) -> Check:
 
 
 def _nobody_ahead(evidence: Evidence) -> Check:
-    """Compare the choice among all candidates with every attacker who does not choose."""
-    count = int((evidence.selected.rank == 1).sum())
-    ahead = clearly_ahead(evidence.attackers, share_of(count, len(evidence.selected.rank)))
-    if ahead is not None and ahead.summary is not None:
-        found = ahead.summary.identified
+    """Compare the choice among all candidates with the attacker whose count is the headline."""
+    top, count = evidence.cell.strongest, sum(evidence.selected.hits)
+    ahead = evidence.alone.get(top.name)
+    tried = max(1, len(evidence.attackers))
+    fewest = min(evidence.selected.clusters, key=lambda names: len(set(names)), default=None)
+    if ahead is not None and mcnemar(ahead.hits, evidence.selected.hits, fewest) < RARE / tried and top.share.count > count:
         return _check(
             "nobody_ahead",
             "warn",
-            f"One attacker alone, {_name(ahead)}, identified {found.count} of {found.n} records; the choice "
+            f"One attacker alone, {top.name}, identified {top.share.count} of {top.share.n} records; the choice "
             f"among all candidates identified {count}.",
-            "The headline and limits count that attacker; decibels, pictures, single records and the columns of plain and "
-            "informed attackers are those of the choice.",
+            "The headline and limits count that attacker; decibels, pictures, single records and the column of informed "
+            "attackers are those of the choice.",
         )
     return _check("nobody_ahead", "ok", "No single attacker identified clearly more than the choice among all candidates.")
-
-
-def _name(attacker: Attacker) -> str:
-    return f"{attacker.recipe.replace('_', ' ')} ({attacker.stance.replace('_', ' ')})"
 
 
 def _informed(evidence: Evidence) -> Check:
@@ -300,7 +309,11 @@ def _within_certificate(evidence: Evidence) -> Check:
     psnr = evidence.selected.values["psnr"]
     assert isinstance(psnr, torch.Tensor)
     total = len(psnr)
-    alone = [(f"{_name(row)} alone identified", row.summary.identified) for row in evidence.attackers if row.summary is not None]
+    alone = [
+        (f"{told(row.recipe, row.stance)} alone identified", row.summary.identified)
+        for row in evidence.attackers
+        if row.summary is not None
+    ]
     if found.matching is not None:
         alone.insert(0, ("an attacker with the list of candidates identified", found.matching))
     reached = [

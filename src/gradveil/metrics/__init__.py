@@ -3,6 +3,7 @@
     mse · psnr · ssim · lpips      registered in `METRICS`: (N, ...) and (N, ...) in, (N,) out
     noise_fraction · relative_leakage   the same, judging the reconstruction alone, and beside a prior image
     regions                        all of these inside a target region
+    duplicates                     which candidates are copies of one record
     identification · labels        is the original among the nearest of many candidates; were the labels recovered
     matching                       which reconstruction belongs to which record of a batch
     summary                        medians, intervals and shares, in the form the results folder holds
@@ -13,7 +14,8 @@ A metric of the first row is one file and one line below.
 from __future__ import annotations
 
 from gradveil.metrics.base import METRICS, Metric, MetricCard, Unavailable, measure
-from gradveil.metrics.identification import MINIMUM_CANDIDATES, among_nearest, identified, ranks
+from gradveil.metrics.duplicates import duplicate_groups
+from gradveil.metrics.identification import MINIMUM_CANDIDATES, among_nearest, identified, owner_hits, ranks
 from gradveil.metrics.labels import label_hits
 from gradveil.metrics.lpips import lpips_alex, lpips_vgg
 from gradveil.metrics.matching import assign
@@ -39,6 +41,7 @@ __all__ = [
     "bootstrap_median",
     "bounding_boxes",
     "daggers",
+    "duplicate_groups",
     "identified",
     "label_hits",
     "lpips_alex",
@@ -47,6 +50,7 @@ __all__ = [
     "measure",
     "measure_region",
     "median",
+    "owner_hits",
     "peak_signal_to_noise",
     "predicted_noise",
     "predicted_noise_by",

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from gradveil.errors import UsageError
 
-__all__ = ["IIP", "MINIMUM_CANDIDATES", "among_nearest", "identified", "ranks"]
+__all__ = ["IIP", "MINIMUM_CANDIDATES", "among_nearest", "identified", "owner_hits", "ranks"]
 
 MINIMUM_CANDIDATES = 100
 """Fewest candidates among which a share identified may be called that in a report."""
@@ -31,17 +31,20 @@ def ranks(
     originals_index: Tensor | Sequence[int],
     candidates: Tensor,
     embed: Callable[[Tensor], Tensor] | None = None,
+    copies: Tensor | None = None,
 ) -> Tensor:
     """Return the rank of each original among the candidates, by mean squared error to the reconstruction.
 
     The rank is 1 plus the number of *other* candidates that are as near or nearer: ties count against the attacker, so a constant
-    guess among duplicates is never an identification.
+    guess is never an identification. Copies of the original never count, and several copies of another record count as one.
 
     Args:
         reconstructions: (N, ...) in [0, 1].
         originals_index: (N,) position of each reconstruction's original in ``candidates``.
         candidates: (M, ...) in [0, 1], the originals among them.
         embed: (B, ...) to features (B, D): ranks then go by the cosine between features, as papers do with a deep network.
+        copies: (M,) for each candidate the row of the first one it is a copy of, as `duplicate_groups` returns them; without it,
+            every candidate counts.
 
     Returns:
         (N,) integers from 1 (identified) to M.
@@ -58,9 +61,12 @@ def ranks(
     _check(reconstructions, index, candidates)
     if embed is not None:
         # Between directions, the squared distance is two minus twice the cosine: the same order.
-        return ranks(_directions(embed(reconstructions)), index, _directions(embed(candidates)))
+        return ranks(_directions(embed(reconstructions)), index, _directions(embed(candidates)), copies=copies)
     rebuilt = reconstructions.reshape(len(reconstructions), -1)  # (N, D)
     pool = candidates.reshape(len(candidates), -1)  # (M, D)
+    every = torch.arange(len(pool), device=candidates.device)
+    same = every if copies is None else copies.to(candidates.device)
+    firsts = same == every  # one of each set of copies stands for all
     step = max(1, CHUNK_ENTRIES // pool.shape[1])
     result = torch.ones(len(rebuilt), dtype=torch.int64, device=candidates.device)
     for rows in _chunks(len(rebuilt), step):
@@ -68,9 +74,38 @@ def ranks(
         own = (guesses - pool[index[rows]].double()).square().sum(dim=1)  # (n,)
         for columns in _chunks(len(pool), step):
             near = _as_near(guesses, pool[columns].double(), own)  # (n, m)
-            itself = index[rows, None] == torch.arange(columns.start, columns.stop, device=index.device)
-            result[rows] += (near & ~itself).sum(dim=1)
+            others = firsts[columns] & (same[index[rows], None] != same[columns])
+            result[rows] += (near & others).sum(dim=1)
     return result
+
+
+def owner_hits(reconstructions: Tensor, owners: Tensor, candidates: Tensor, pool_owners: Tensor, copies: Tensor) -> Tensor:
+    """Return for each reconstruction whether the nearest of all candidates belongs to an owner.
+
+    Ties with a candidate of somebody else count against the attacker, except where the owner has a copy of it.
+
+    Args:
+        reconstructions: (N, ...) in [0, 1].
+        owners: (N,) whose candidate should be the nearest, as a number.
+        candidates: (M, ...) in [0, 1].
+        pool_owners: (M,) whose each candidate is.
+        copies: (M,) for each candidate the row of the first one it is a copy of.
+
+    Example:
+        >>> pool, own = torch.tensor([[0.0], [0.2], [1.0]]), torch.tensor([7, 7, 8])
+        >>> owner_hits(torch.tensor([[0.1], [0.7]]), torch.tensor([7, 7]), pool, own, torch.arange(3)).tolist()
+        [True, False]
+    """
+    rebuilt = reconstructions.reshape(len(reconstructions), -1).double()
+    pool = candidates.reshape(len(candidates), -1).double()
+    hits = []
+    for guess, owner in zip(rebuilt, owners.tolist(), strict=True):
+        distance = (pool - guess).square().sum(1)
+        own = pool_owners == owner
+        rest = ~torch.isin(copies, copies[own])
+        nearest = distance[own].min() if bool(own.any()) else distance.new_tensor(float("inf"))
+        hits.append(bool(nearest * (1.0 + TIE) < distance[rest].min()) if bool(rest.any()) else bool(own.any()))
+    return torch.tensor(hits)
 
 
 def identified(rank: Tensor) -> Tensor:

@@ -1,24 +1,26 @@
 """Summaries of per-record values: shares with a Wilson interval, others with median, worst and a bootstrap interval.
 
-What is summarised are plain numbers, no NaN and no infinity, and n stands beside every value. Records of one
-batch share an update, so their values are not quite independent; the intervals treat them as if they were, and are a little too
-narrow for batches.
+What is summarised are plain numbers, no NaN and no infinity, and n stands beside every value. Records of one batch share an
+update, and those of one owner look alike: the intervals of shares count them as fewer, by
+`gradveil.significance.effective_number`. The intervals of medians treat records as independent, and are a little too narrow for
+batches.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
-from scipy import stats
 from torch import Tensor
 
+from gradveil import significance
 from gradveil.errors import UsageError
 from gradveil.metrics.base import METRICS, Unavailable
 from gradveil.metrics.identification import IIP
 from gradveil.randomness import Seed
+from gradveil.significance import CONFIDENCE, effective_number
 from gradveil.study.measures import Quality, Share, Spread
 
 __all__ = ["SHARES", "Values", "bootstrap_median", "median", "share_of", "summarise", "wilson"]
@@ -33,18 +35,8 @@ SHARES = ("identified", "label_accuracy", *(f"iip_{k}" for k in IIP))
 CHUNK_ENTRIES = 2**22
 
 
-def wilson(count: int, n: int, confidence: float = 0.95) -> tuple[float, float]:
-    """Return the Wilson score interval of a share.
-
-    Unlike the textbook interval it stays inside [0, 1] and does not collapse to a point when none or all of few records are hit.
-
-    Args:
-        count: Number of hits.
-        n: Number of records, at least 1.
-        confidence: Probability the interval aims to cover.
-
-    Returns:
-        Lower and upper limit.
+def wilson(count: int, n: int, confidence: float = CONFIDENCE) -> tuple[float, float]:
+    """Return the Wilson score interval of a share, as `gradveil.significance` computes it.
 
     Example:
         >>> [round(limit, 4) for limit in wilson(0, 20)]
@@ -52,8 +44,7 @@ def wilson(count: int, n: int, confidence: float = 0.95) -> tuple[float, float]:
     """
     if not (n >= 1 and 0 <= count <= n and 0.0 < confidence < 1.0):
         raise UsageError(f"no share to estimate from {count} of {n} at confidence {confidence}")
-    found = stats.binomtest(count, n).proportion_ci(confidence, method="wilson")
-    return float(found.low), float(found.high)
+    return significance.wilson(count, n, confidence)
 
 
 def median(values: Values) -> float:
@@ -91,19 +82,23 @@ def bootstrap_median(values: Values, seed: Seed, resamples: int = 2000, confiden
     return float(low), float(high)
 
 
-def share_of(count: int, n: int) -> Share:
-    """Return a share with its Wilson interval."""
-    low, high = wilson(count, n)
-    return Share(value=count / n, low=low, high=high, count=count, n=n)
+def share_of(count: int, n: int, effective: float | None = None) -> Share:
+    """Return a share with its Wilson interval; ``effective`` is how many independent records these are worth, where fewer."""
+    if not (n >= 1 and 0 <= count <= n):
+        raise UsageError(f"no share to estimate from {count} of {n}")
+    return Share.of(count, n, effective=effective)
 
 
-def summarise(per_record: Mapping[str, Values | Unavailable], seed: Seed, kind: type[Q]) -> Q:
+def summarise(
+    per_record: Mapping[str, Values | Unavailable], seed: Seed, kind: type[Q], clusters: Sequence[Sequence[Hashable]] = ()
+) -> Q:
     """Return the summary of one set of reconstructions.
 
     Args:
         per_record: For each metric or share its values, one per record in the same order, or why there are none.
         seed: Where the bootstrap draws from; each metric has its own stream, so that one more changes no other.
         kind: Which summary: `Summary`, or `Quality` where nobody was to be identified.
+        clusters: Ways in which records belong together, by update or owner; each a name per record.
     """
     arrays = {name: values if isinstance(values, Unavailable) else _array(values) for name, values in per_record.items()}
     sizes = {name: int(values.size) for name, values in arrays.items() if not isinstance(values, Unavailable)}
@@ -111,20 +106,22 @@ def summarise(per_record: Mapping[str, Values | Unavailable], seed: Seed, kind: 
         raise UsageError(
             f"a summary needs the same number of values, at least one, for each metric, not {sizes or 'none at all'}"
         )
-    found: dict[str, Any] = {name: _measure(name, values, seed) for name, values in arrays.items()}
+    found: dict[str, Any] = {name: _measure(name, values, seed, clusters) for name, values in arrays.items()}
     lost = {name: each.reason for name, each in found.items() if isinstance(each, Unavailable)}
     told = {name: each for name, each in found.items() if name not in lost}
     return kind(n=next(iter(sizes.values())), unavailable=lost, **told)
 
 
-def _measure(name: str, values: npt.NDArray[np.float64] | Unavailable, seed: Seed) -> Share | Spread | Unavailable:
+def _measure(
+    name: str, values: npt.NDArray[np.float64] | Unavailable, seed: Seed, clusters: Sequence[Sequence[Hashable]]
+) -> Share | Spread | Unavailable:
     if isinstance(values, Unavailable):
         return values
     if name not in SHARES:
         return _spread(name, values, seed.child(name))
     if not bool(np.isin(values, (0.0, 1.0)).all()):
         raise UsageError(f"{name!r} is a share: each record's value is 0 or 1")
-    return share_of(int(values.sum()), int(values.size))
+    return share_of(int(values.sum()), int(values.size), effective_number(values.tolist(), *clusters))
 
 
 def _spread(name: str, values: npt.NDArray[np.float64], seed: Seed) -> Spread | Unavailable:

@@ -6,20 +6,49 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from gradveil.significance import CONFIDENCE, exact_upper, wilson
 from gradveil.study.codec import OMITTED, REASONS
 
-__all__ = ["Bar", "Estimate", "Quality", "Share", "Spread", "Summary"]
+__all__ = ["Bar", "Estimate", "Paired", "Quality", "Share", "Spread", "Summary"]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Share:
-    """A share of records with its Wilson interval."""
+    """A share of records with its Wilson interval.
+
+    Attributes:
+        value: count / n.
+        low: Lower end.
+        high: Upper end.
+        count: Records that were hit.
+        n: Records in all.
+        effective: How many independent records they are worth, where records share an update or an owner; None for n.
+    """
 
     value: float
     low: float
     high: float
     count: int
     n: int = 0
+    effective: float | None = field(default=None, metadata=OMITTED)
+
+    @classmethod
+    def of(cls, count: int, n: int, *, confidence: float = CONFIDENCE, effective: float | None = None) -> Share:
+        """Return a share with its Wilson interval, as wide as the records are worth."""
+        worth = None if effective is None or effective >= n else effective
+        # All of them are all of what they are worth, and not up to rounding.
+        low, high = (
+            wilson(count, n, confidence)
+            if worth is None
+            else wilson(worth if count == n else count * worth / n, worth, confidence)
+        )
+        return cls(value=count / n, low=low, high=high, count=count, n=n, effective=worth)
+
+    @property
+    def upper(self) -> float:
+        """The exact one-sided 95 % upper end, which a limit is compared with; `high` is the end of a two-sided interval."""
+        worth = self.effective or self.n
+        return exact_upper(self.value * worth, worth) if worth else 1.0
 
     @classmethod
     def upgrade(cls, values: dict[str, Any]) -> dict[str, Any]:
@@ -32,11 +61,19 @@ class Share:
 
 @dataclass(frozen=True, kw_only=True)
 class Bar:
-    """What the best null reaches: the height an attack has to clear; ``high`` is the upper bound of a share."""
+    """What the best null reaches: the height an attack has to clear.
+
+    Attributes:
+        null: Its name.
+        value: What it reaches; of several draws, the largest.
+        high: The upper bound of a share.
+        draws: How many draws it is the largest of: as many as there were attackers whose largest count it stands beside.
+    """
 
     null: str = ""
     value: float
     high: float | None = field(default=None, metadata=OMITTED)
+    draws: int = field(default=1, metadata=OMITTED)
 
     @property
     def top(self) -> float:
@@ -53,6 +90,21 @@ class Spread:
     high: float | None = None
     worst: float | None = None
     n: int = 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Paired:
+    """Two attackers on the same records: those that one of them alone identified, and how likely so lopsided is by chance.
+
+    Attributes:
+        first: Records that the first alone identified.
+        second: Records that the second alone identified.
+        p: Two-sided probability by McNemar's exact test.
+    """
+
+    first: int
+    second: int
+    p: float
 
 
 @dataclass(frozen=True, kw_only=True)

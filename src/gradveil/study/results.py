@@ -7,7 +7,7 @@ print it by accident.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -15,9 +15,10 @@ from typing import Any, Literal
 from gradveil.study.cell import CELL_FORMAT
 from gradveil.study.codec import BESIDE, OMITTED, REASONS, decode, named
 from gradveil.study.evidence import Gap, Power
+from gradveil.study.headline import Contender, contenders, headline_share, largest
 from gradveil.study.kept import KeptCell, KeptUtility
 from gradveil.study.levels import Levels
-from gradveil.study.measures import Bar, Estimate, Quality, Share, Summary
+from gradveil.study.measures import Bar, Estimate, Paired, Quality, Share, Summary
 from gradveil.study.proved import Certificate, Guarantee
 from gradveil.study.risks import CellRisk
 from gradveil.study.training_result import Curve
@@ -36,7 +37,6 @@ __all__ = [
     "Timing",
     "TrainingBytes",
     "Utility",
-    "clearly_ahead",
 ]
 
 
@@ -95,17 +95,6 @@ class Attacker:
     chosen: int | None = None
     rehearsal_psnr: float | None = None
     summary: Summary | None = None
-
-
-def clearly_ahead(attackers: Sequence[Attacker], chosen: Share) -> Attacker | None:
-    """Return the attacker who alone identified clearly more records than the choice among all candidates, if there is one.
-
-    A recipe that somebody commits to needs no truth, so what it identifies is identified, whatever the referee preferred. Their
-    intervals must not touch: among a dozen attackers some are ahead by chance.
-    """
-    alone = [(each, each.summary.identified) for each in attackers if each.summary is not None]
-    ahead = [(each, share) for each, share in alone if share.low > chosen.high]
-    return max(ahead, key=lambda pair: pair[1].value)[0] if ahead else None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -253,7 +242,20 @@ class CellResult:
 
     KEYS = (
         *("format", "key", "cell", "defense", "threat", "n", "candidates", "chance", "selected", "best_by_truth", "plain"),
-        *("informed", "levels", "gap", "power", "duplicates", "region", "regret_db", "attackers", "nulls", "bar", "records"),
+        *(
+            "informed",
+            "informed_gain",
+            "levels",
+            "gap",
+            "power",
+            "duplicates",
+            "region",
+            "regret_db",
+            "attackers",
+            "nulls",
+            "bar",
+            "records",
+        ),
         *("checks", "bytes", "certificate", "risk", "utility"),
     )
     format = CELL_FORMAT
@@ -269,6 +271,7 @@ class CellResult:
     best_by_truth: Summary | None = None
     plain: Summary | None = None
     informed: Summary | None = None
+    informed_gain: Paired | None = field(default=None, metadata=OMITTED)
     levels: Levels | None = field(default=None, metadata=OMITTED)
     gap: Gap | None = field(default=None, metadata=OMITTED)
     power: Power | None = field(default=None, metadata=OMITTED)
@@ -297,9 +300,13 @@ class CellResult:
 
     @property
     def identified(self) -> Share:
-        """What the strongest attacker identified: the choice, or an attacker who alone is clearly ahead of it."""
-        ahead = clearly_ahead(self.attackers, self.selected.identified)
-        return self.selected.identified if ahead is None or ahead.summary is None else ahead.summary.identified
+        """What the strongest attacker identified: the largest count that an attacker's own referee chose; see `headline`."""
+        return headline_share([each.share for each in contenders(self)])
+
+    @property
+    def strongest(self) -> Contender:
+        """Who identified that many."""
+        return largest(contenders(self))
 
     @property
     def ensemble(self) -> str:

@@ -1,43 +1,25 @@
-"""From candidates to numbers: selection, the best by truth, and the nulls beside them."""
+"""From candidates to numbers: what every attacker's own referee selects, and the best by truth."""
 
 from __future__ import annotations
 
+import dataclasses
 import functools
+from typing import Any
 
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
 from torch import Tensor
 
+from gradveil.adversary import OpenAdversary
 from gradveil.attacks import Referee, launch, resolve
-from gradveil.audit.judge import best_by_truth, deranged, null_rows, per_recipe, score, select
+from gradveil.audit.judge import Referees, best_by_truth, per_recipe, score, select, select_plain, undefended
 from gradveil.audit.scene import Subject
+from gradveil.learning.learner import Learner
 from gradveil.metrics.base import Unavailable
 from gradveil.randomness import Seed
-from gradveil.records import Reconstruction
+from gradveil.records import Reconstruction, Update
+from gradveil.tensors import Named
 from tests.unit.audit.small import make_subject
-
-
-@given(labels=st.lists(st.integers(0, 3), min_size=2, max_size=30))
-def test_derangement_never_keeps_a_record_and_prefers_its_label(labels: list[int]) -> None:
-    other = deranged(labels)
-    assert len(other) == len(labels)
-    for index, (label, chosen) in enumerate(zip(labels, other, strict=True)):
-        assert chosen != index and 0 <= chosen < len(labels)
-        alike = [j for j, each in enumerate(labels) if each == label and j != index]
-        assert (labels[chosen] == label) is bool(alike)
-
-
-@given(labels=st.lists(st.integers(0, 3), min_size=2, max_size=30))
-def test_derangement_spreads_over_all_records_of_a_label(labels: list[int]) -> None:
-    other = deranged(labels)
-    shared = [i for i, label in enumerate(labels) if labels.count(label) > 1]
-    assert sorted(other[i] for i in shared) == shared
-
-
-def test_a_single_record_has_no_other() -> None:
-    assert deranged([4]) == [0]
 
 
 @functools.cache
@@ -58,6 +40,10 @@ def candidates() -> list[list[Reconstruction]]:
     return [[guess(t, 0.4, "coarse"), guess(t, 0.05, "fine", stance="informed", flipped=t == 1)] for t in range(3)]
 
 
+def both(**changes: Any) -> Referees:
+    return Referees(Referee(**changes), Referee(**changes))
+
+
 def psnr(of: Tensor | Unavailable) -> Tensor:
     assert isinstance(of, Tensor)
     return of
@@ -73,13 +59,37 @@ def test_batches_come_back_in_any_order() -> None:
     assert all(value is None or value > 15 for value in straight.column("psnr"))
 
 
-def test_select_keeps_what_the_referee_would_within_the_stances() -> None:
-    found = select(subject(), candidates(), Referee())
-    assert found is not None
-    assert [c.recipe for c in found[0]] == ["fine"] * 3 and len(found[1]) == 3
-    plain = select(subject(), candidates(), Referee(), ("plain",))
-    assert plain is not None and [c.recipe for c in plain[0]] == ["coarse"] * 3
-    assert select(subject(), candidates(), Referee(), ("zero_mask",)) is None
+def test_select_keeps_what_the_referee_would() -> None:
+    kept, verdicts = select(subject(), candidates(), Referee())
+    assert [c.recipe for c in kept] == ["fine"] * 3 and len(verdicts) == 3
+    plain = select_plain(subject(), candidates(), both())
+    assert plain is not None and [c.recipe for c in plain] == ["coarse"] * 3
+    assert select_plain(subject(), [many[1:] for many in candidates()], both()) is None
+
+
+@dataclasses.dataclass(frozen=True)
+class Doubled(OpenAdversary):
+    """Knows that clients send twice their update."""
+
+    def on_update(self, update: Named, learner: Learner, variables: Named) -> Named:
+        return {name: 2 * value for name, value in update.items()}
+
+
+def test_who_ignores_the_defense_compares_as_if_there_were_none() -> None:
+    """Under twice the update, the truth explains it for who knows; for who does not, something else does."""
+    target = subject().targets[0]
+    twice = {name: 2 * value for name, value in target.observation.update.weights.items()}
+    seen = target.observation.replace(
+        updates=(Update(twice, target.observation.update.examples, 0),), adversary=Doubled(), labels=target.batch.targets
+    )
+    truth, wrong = guess(0, 0.0, "truth"), guess(0, 0.9, "wrong")
+    referees = both()
+    at_truth, elsewhere = referees.informed.scores(seen, [truth, wrong])
+    assert at_truth < 1e-9 < elsewhere
+    plainly = referees.plain.scores(undefended(seen), [truth])[0]
+    assert plainly > 0.1 and referees.choose(seen, [truth, wrong]).scores[0] == plainly
+    informed = referees.choose(seen, [truth, wrong.replace(stance="informed")])
+    assert informed.scores[0] == at_truth, "who also has an informed candidate knows the defense"
 
 
 def test_the_best_by_truth_is_the_nearest_whatever_the_referee_says() -> None:
@@ -88,7 +98,8 @@ def test_the_best_by_truth_is_the_nearest_whatever_the_referee_says() -> None:
 
 def test_every_recipe_has_its_own_row() -> None:
     chosen = best_by_truth(subject(), candidates())
-    rows = per_recipe(subject(), candidates(), Referee(rehearsal={"fine/informed": 30.0}), chosen, Seed(0))
+    found = per_recipe(subject(), candidates(), both(rehearsal={"fine/informed": 30.0}), chosen, Seed(0))
+    rows = [row for row, _ in found]
     assert [(r.recipe, r.stance, r.tries, r.chosen) for r in rows] == [
         ("coarse", "plain", 1, 0),
         ("fine", "informed", 1, 3),
@@ -96,25 +107,6 @@ def test_every_recipe_has_its_own_row() -> None:
     assert [r.rehearsal_psnr for r in rows] == [None, 30.0]
     medians = [r.summary.psnr.median for r in rows if r.summary is not None and r.summary.psnr is not None]
     assert len(medians) == 2 and medians[1] > medians[0]
-
-
-def test_nulls_know_nothing_of_the_update() -> None:
-    selected = score(subject(), best_by_truth(subject(), candidates()))
-    rows = null_rows(subject(), resolve("inverting_gradients(steps=50)"), subject().context(50), 3, selected)
-    assert set(rows) == {"grey", "data_mean", "prior_only", "derangement"}
-    own = float(psnr(selected.values["psnr"]).median())
-    assert all(float(psnr(row.values["psnr"]).median()) < own - 5 for row in rows.values())
-    assert torch.equal(rows["grey"].images, torch.full_like(rows["grey"].images, 0.5))
-    assert torch.equal(rows["derangement"].images, selected.images)
-    assert not bool((rows["derangement"].rank == 1).any())
-
-
-def test_prior_only_does_not_move_with_the_update() -> None:
-    selected = score(subject(), best_by_truth(subject(), candidates()))
-    ensemble, context = resolve("inverting_gradients(steps=50)"), subject().context(50)
-    other = make_subject(records=6, batch_size=2, model="mlp(hidden=8)")
-    left, right = (null_rows(each, ensemble, context, 2, selected)["prior_only"].images for each in (subject(), other))
-    assert torch.equal(left, right)
 
 
 def test_a_real_attack_identifies_everyone() -> None:

@@ -136,7 +136,23 @@ def with_attacker_ahead() -> Evidence:
         Attacker(recipe="stay_smooth", stance=stance, summary=Summary(identified=share_of(count, 16)))
         for stance, count in (("plain", 4), ("zero_mask", 12))
     ]
-    return dataclasses.replace(chosen_instead(lambda i: torch.full_like(near(i), 0.5)), attackers=rows)
+    nothing = chosen_instead(lambda i: torch.full_like(near(i), 0.5))
+    ranks = torch.where(torch.arange(16) < 12, 1, 2)
+    alone = {"stay smooth (zero mask)": dataclasses.replace(nothing.selected, rank=ranks)}
+    return dataclasses.replace(nothing, attackers=rows, alone=alone)
+
+
+def test_a_little_ahead_of_the_choice_is_chance() -> None:
+    """12 against 10 of 16: the headline counts 12, and no doubt stands beside it."""
+    ahead = with_attacker_ahead()
+    close = dataclasses.replace(ahead.selected, rank=torch.where(torch.arange(16) < 10, 1, 2))
+    evidence = dataclasses.replace(ahead, selected=close)
+    assert evidence.cell.identified.count == 12
+    assert look(evidence)["nobody_ahead"].level == "ok"
+
+
+def test_the_certificate_is_told_who_is_beyond() -> None:
+    assert "stay smooth (zero mask) alone identified 12 of 16" in look(with_attacker_beyond())["within_certificate"].sentence
 
 
 def with_attacker_beyond() -> Evidence:

@@ -207,7 +207,8 @@ def cell(example: Example, key: str, settings: dict[str, Any], owners: bool = Fa
             "derangement": summary(1, 8.0),
         },
         "bar": {
-            "identified": {"null": "derangement", **{k: wilson(1, N)[k] for k in ("value", "high")}},
+            # The largest of four draws, and what all four together leave possible.
+            "identified": {"null": "derangement", "value": 1 / N, "high": wilson(2, 4 * N)["high"], "draws": 4},
             "psnr": {"null": "data_mean", "value": 12.3},
         },
         "records": _records(example, owners),

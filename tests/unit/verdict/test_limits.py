@@ -52,15 +52,14 @@ def test_risk_is_gated_by_the_most_its_worst_record_may_score() -> None:
     assert "InvRE of r-1 is 0.490, at most 0.500; 2 of 3 records" in found.violations[0].sentence
 
 
-def test_an_attacker_who_alone_is_clearly_ahead_counts() -> None:
+def test_an_attacker_who_alone_is_ahead_counts() -> None:
     def alone(count: int) -> CellResult:
         return replace(quiet, attackers=(Attacker(recipe="some", stance="plain", summary=cell("x", count).selected),))
 
     quiet = cell("pruning", 1)
     assert outcome("identified>0.1", quiet) == ([], 0)
     assert outcome("identified>0.1", alone(60)) == (["pruning"], 1)
-    # A little more than the choice happens by chance among a dozen attackers.
-    assert outcome("identified>0.1", alone(6)) == ([], 0)
+    assert outcome("identified>0.1", alone(6)) == (["pruning"], 1)
     found = compare([parse_limit("identified>0.1")], [alone(60)])
     assert "60 of 100 records identified" in found.violations[0].sentence
 
