@@ -20,13 +20,15 @@ __all__ = [
     "daggers",
     "effective_number",
     "exact_upper",
-    "fewest_without_hits",
+    "fewest_to_show",
     "mcnemar",
     "signed_rank",
     "wilson",
 ]
 
 CONFIDENCE = 0.95
+MOST_RECORDS = 1_000_000
+"""Nobody audits more to show that a share is just below a limit."""
 
 MOST_EXACT = 50
 """Pairs up to which the probability is counted out; beyond, the normal approximation agrees to a few parts in a thousand."""
@@ -96,15 +98,32 @@ def _at_most(count: int, n: int, share: float) -> float:
     return math.fsum(math.exp(term) for term in terms)
 
 
-def fewest_without_hits(limit: float, confidence: float = CONFIDENCE) -> int:
-    """Return of how many records none may be hit to show that the share is at most ``limit``: ln(1 - confidence) / ln(1 - limit).
+def fewest_to_show(limit: float, share: float = 0.0, confidence: float = CONFIDENCE) -> int | None:
+    """Return of how many records at least a share shows that the true one is at most ``limit``; None where no number does.
 
-    >>> fewest_without_hits(0.05)
-    59
+    Without hits that is ln(1 - confidence) / ln(1 - limit).
+
+    >>> fewest_to_show(0.05), fewest_to_show(0.05, 0.02), fewest_to_show(0.05, 0.06)
+    (59, 200, None)
     """
-    if not 0 < limit < 1:
-        raise ValueError(f"no number of records shows a share of at most {limit}")
-    return math.ceil(math.log(1 - confidence) / math.log1p(-limit) - 1e-9)
+    if not (0 < limit < 1 and share < limit):
+        return None
+    if share <= 0:
+        return math.ceil(math.log(1 - confidence) / math.log1p(-limit) - 1e-9)
+
+    def shows(n: int) -> bool:
+        return exact_upper(math.ceil(share * n - 1e-9), n, confidence) <= limit
+
+    high = 1
+    while not shows(high):
+        high *= 2
+        if high > MOST_RECORDS:
+            return None
+    low = high // 2
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (low, middle) if shows(middle) else (middle, high)
+    return high
 
 
 def effective_number(hits: Sequence[float], *clusters: Sequence[Hashable]) -> float:

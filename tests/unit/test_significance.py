@@ -11,7 +11,7 @@ from scipy import stats
 from scipy.stats import wilcoxon
 
 from gradveil.metrics import daggers, signed_rank
-from gradveil.significance import effective_number, exact_upper, fewest_without_hits, mcnemar, wilson
+from gradveil.significance import effective_number, exact_upper, fewest_to_show, mcnemar, wilson
 
 
 @pytest.mark.parametrize("n", [1, 2, 5, 9, 20, 50])
@@ -94,7 +94,7 @@ def test_a_fraction_of_a_record_errs_to_the_high_side() -> None:
 
 @pytest.mark.parametrize(("limit", "needed"), [(0.05, 59), (0.1, 29), (0.25, 11), (0.01, 299), (0.5, 5)])
 def test_so_many_without_a_hit_show_a_limit_and_one_fewer_does_not(limit: float, needed: int) -> None:
-    assert fewest_without_hits(limit) == needed
+    assert fewest_to_show(limit) == needed
     assert exact_upper(0, needed) <= limit < exact_upper(0, needed - 1)
 
 
@@ -134,3 +134,14 @@ def test_mcnemar_counts_a_cluster_once() -> None:
     first, second = [True] * 8, [False] * 8
     assert mcnemar(first, second) == pytest.approx(2 / 2**8)
     assert mcnemar(first, second, [0, 0, 0, 0, 1, 1, 1, 1]) == 0.5, "two updates cannot show anything"
+
+
+@pytest.mark.parametrize(("limit", "share"), [(0.05, 0.02), (0.25, 0.125), (0.6, 0.5)])
+def test_with_hits_it_takes_more_records(limit: float, share: float) -> None:
+    needed = fewest_to_show(limit, share)
+    assert needed is not None
+    assert exact_upper(np.ceil(share * needed - 1e-9), needed) <= limit
+
+
+def test_no_number_of_records_shows_what_is_not_so() -> None:
+    assert fewest_to_show(0.05, 0.05) is None and fewest_to_show(0.0) is None and fewest_to_show(0.05, 0.0499999) is None

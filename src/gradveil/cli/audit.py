@@ -135,13 +135,17 @@ def _run_captured(plan: Plan, update: Path, folder: Path, as_json: bool) -> None
 
 
 def _warn_of_few_records(plan: Plan) -> None:
-    """Say before the work, not after it, that a limit cannot be passed with so few records."""
+    """Say before the work, not after it, that a limit cannot be shown to hold with so few records."""
     from gradveil.study.limits import parse_limit
 
+    together = max(plan.batch_size) * max(plan.clients)
+    updates = plan.records // together
     for limit in map(parse_limit, plan.fail_if):
-        if plan.records < limit.fewest_records():
-            needed = f"it takes {limit.fewest_records()}" if limit.value > 0 else "no number of them is enough"
-            note(f"note: {plan.records} records cannot show that {limit.text} holds, even if none is identified; {needed}")
+        fewest = limit.fewest_records()
+        if fewest is None or updates < fewest:
+            have = f"{plan.records} records" if together == 1 else f"{plan.records} records in {updates} updates"
+            needed = "no number of them is enough" if fewest is None else f"it takes {fewest * together}"
+            note(f"note: {have} cannot show that {limit.text} holds, even if attackers only guess; {needed}")
 
 
 def _finish(plan: Plan, run: Run, private: bool, as_json: bool) -> None:

@@ -1,4 +1,4 @@
-"""A limit as a user writes it: ``identified>0.05``, ``identified[gaussian_noise]>5%``; `gradveil.verdict.limits` applies it."""
+"""A limit as a user writes it: ``identified>0.05``, ``list[gaussian_noise]>5%``; `gradveil.verdict.limits` applies it."""
 
 from __future__ import annotations
 
@@ -9,16 +9,25 @@ from dataclasses import dataclass
 
 from gradveil.errors import UsageError, suggest
 from gradveil.registry import parse_call, split_chain
+from gradveil.significance import fewest_to_show
 
-__all__ = ["METRICS", "Limit", "parse_limit"]
+__all__ = ["COUNTED", "METRICS", "Limit", "parse_limit"]
 
-METRICS = {"identified": True, "psnr": True, "ssim": True, "mse": False, "invre": True}
+METRICS = {
+    **dict.fromkeys(("identified", "list", "label", "owner", "list_owner", "presence"), True),
+    **{"psnr": True, "ssim": True, "mse": False, "invre": True},
+}
 """Whether a higher value is a larger leak."""
 
-SHARES = ("identified", "invre")
+COUNTED = {"identified": "picture", "list": "list", "label": "label", "owner": "owner", "list_owner": "list_owner"} | {
+    "presence": "presence"
+}
+"""Shares of what was counted, with the level each is about."""
+SHARES = (*COUNTED, "invre")
 """Those that lie between 0 and 1."""
+GUESSED = {"presence": 0.5}
+"""What guessing gets, where that is not next to nothing: so much cannot be avoided."""
 GRAMMAR = re.compile(r"\s*(\w+)\s*(?:\[(.*)\])?\s*(>=|<=|>|<|==?)\s*(\S+?)\s*(%?)\s*")
-Z = 1.959963984540054
 
 
 @dataclass(frozen=True)
@@ -27,7 +36,7 @@ class Limit:
 
     Attributes:
         text: As the user wrote it.
-        metric: identified, psnr, ssim, mse or invre.
+        metric: identified, list, label, owner, list_owner, presence, psnr, ssim, mse or invre.
         value: What the bound may reach but not pass.
         defense: Name or full spelling of the defense it is meant for; empty for all.
     """
@@ -48,15 +57,18 @@ class Limit:
         """Whether a bound lies beyond the limit."""
         return bound > self.value if METRICS[self.metric] else bound < self.value
 
-    def fewest_records(self) -> int:
-        """Return how many records it takes to pass when none is identified; 1 for other metrics.
+    def fewest_records(self, share: float | None = None) -> int | None:
+        """Return how many records it takes to show that the limit holds; 1 for other metrics, None where no number is enough.
+
+        Args:
+            share: What is hit of them; by default what guessing gets, which is next to nothing except for presence.
 
         >>> parse_limit("identified>0.05").fewest_records()
-        73
+        59
         """
-        if self.metric != "identified":
+        if self.metric not in COUNTED:
             return 1
-        return math.ceil(Z * Z * (1 - self.value) / self.value) if self.value > 0 else 2**31
+        return fewest_to_show(self.value, GUESSED.get(self.metric, 0.0) if share is None else share)
 
 
 def parse_limit(text: str, known: Sequence[str] = tuple(METRICS)) -> Limit:
@@ -87,7 +99,7 @@ def parse_limit(text: str, known: Sequence[str] = tuple(METRICS)) -> Limit:
     except ValueError:
         raise UsageError(f"the limit {text!r} has no number after {sign!r}; write it as {metric}{sign}0.05") from None
     if not math.isfinite(value) or (metric in SHARES and not 0 <= value < 1):
-        right = "identified is a share from 0 to 1, as in identified>0.05"
+        right = f"{metric} is a share from 0 to 1, as in {metric}>0.05"
         if metric == "invre":
             right = "invre is a score from 0 to 1, as in invre>0.45"
         raise UsageError(f"the limit {text!r} is out of range; {right}")

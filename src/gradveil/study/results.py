@@ -310,8 +310,9 @@ class CellResult:
 
     @property
     def ensemble(self) -> str:
-        """The named, frozen ensemble that attacked."""
-        return self.settings.said("ensemble") or "the ensemble of this run"
+        """The named, frozen ensemble that attacked; where its steps were capped, that is part of its name."""
+        name, cap = self.settings.said("ensemble") or "the ensemble of this run", self.settings.said("steps")
+        return f"{name} cut off after {cap:,} steps" if cap else str(name)
 
     @property
     def failures(self) -> tuple[Check, ...]:

@@ -1,11 +1,17 @@
-"""Limits a pipeline can be gated on: ``identified>0.05`` fails when more than 5 % of the records may have been identified.
+"""Limits a pipeline can be gated on: ``identified>0.05`` fails when more than 5 % of the records were identified.
 
-A limit is compared with the bound of the confidence interval that is worse for the owner of the data, never with the point
-estimate: the upper bound of identified, PSNR and SSIM, the lower bound of MSE. So few records cannot pass a strict limit. Where
-one attacker alone identified clearly more records than the attacker's choice among all candidates, that attacker counts.
-``invre>0.45`` is about risk without an attack: it fails where some record may score above, and takes the most its score can be.
+    identified   pictures: records identified by what attackers rebuilt       owner        the same, counted by owner
+    list         records pointed out by who holds a list of candidates        list_owner   the same, counted by owner
+    label        labels found                                                 presence     told whether the record is on the list
+    psnr · ssim · mse   of the attacker's choice                              invre        risk without an attack
 
-It applies to every cell except the undefended baseline ``none``, which is there for comparison; where ``none`` is the only
+A limit on a share has three ends. More was hit than it allows: violated. The exact one-sided 95 % upper end of every attacker's
+share is within it: it holds. Else too few records were audited to show it, and the run cannot tell. With no hit a limit g takes
+ln .05 / ln(1 - g) records, 59 for 5 %. A limit on a level that was not measured, or that attackers who never moved, a failed
+search or a capped budget say nothing about, cannot be judged either. Limits on PSNR, SSIM and MSE are compared with the bound of
+the interval that is worse for the owner of the data, that on risk with the most a record's score can be.
+
+A limit applies to every cell except the undefended baseline ``none``, which is there for comparison; where ``none`` is the only
 defense, it applies to that. ``identified[gaussian_noise]>0.05`` applies to cells with that defense, alone or in a chain.
 """
 
@@ -16,14 +22,19 @@ from dataclasses import dataclass
 from typing import Any
 
 from gradveil.errors import LeakAboveLimit, Unreliable
-from gradveil.study.limits import METRICS, Limit
-from gradveil.study.measures import Share, Spread
+from gradveil.study.limits import COUNTED, METRICS, Limit
+from gradveil.study.measures import Spread
 from gradveil.study.results import CellResult
 from gradveil.study.risks import Assessment, RiskRecord
+from gradveil.verdict.levels import level_of
+from gradveil.verdict.numbers import count
+from gradveil.verdict.status import cannot_tell
 
 __all__ = ["Outcome", "Violation", "compare", "enforce"]
 
 BASELINE = "none"
+OF_PICTURES = ("identified", "owner")
+"""What searches were for: where they failed, too few hits say nothing."""
 
 
 @dataclass(frozen=True)
@@ -141,8 +152,8 @@ def _judge(limit: Limit, cell: CellResult) -> Violation | str:
     """Return the violation of a limit on what attacks reached, a sentence why it cannot be judged, or nothing."""
     if cell.failures:
         return f"a trust check failed ({cell.failures[0].sentence.rstrip('.')})"
-    if limit.metric == "identified":
-        return _judge_share(limit, cell.defense.spelling, cell.identified)
+    if limit.metric in COUNTED:
+        return _judge_share(limit, cell)
     spread: Spread | None = getattr(cell.selected, limit.metric)
     higher = METRICS[limit.metric]
     bound = None if spread is None else spread.high if higher else spread.low
@@ -154,14 +165,26 @@ def _judge(limit: Limit, cell: CellResult) -> Violation | str:
     return Violation(limit, cell.defense.spelling, bound, f"{cell.defense.spelling} is beyond {limit.text}: {told}")
 
 
-def _judge_share(limit: Limit, defense: str, share: Share) -> Violation | str:
-    if not limit.broken_by(share.high):
-        return ""
-    told = f"{share.count} of {share.n} records identified, at most {share.high:.1%} (95 %)"
+def _judge_share(limit: Limit, cell: CellResult) -> Violation | str:
+    """Return the violation of a limit on a share, or why the run cannot tell."""
+    view, defense = level_of(cell, COUNTED[limit.metric]), cell.defense.spelling
+    share = view.share
+    if share is None:
+        return f"{limit.metric} was not measured: {view.reason}"
+    told = f"{share.count} of {count(share.n, view.unit)} {view.done}".replace("\u00a0", " ")
     if share.value > limit.value:
-        return Violation(limit, defense, share.high, f"{defense} is beyond {limit.text}: {told}")
-    more = f"audit at least {limit.fewest_records()} records to show less" if limit.value > 0 else "a limit of 0 cannot be shown"
-    return Violation(limit, defense, share.high, f"{defense} may be beyond {limit.text}: {told}; {more}")
+        told += f", at least {share.low:.1%} (95 %, corrected for the choice among attackers)"
+        return Violation(limit, defense, share.low, f"{defense} is beyond {limit.text}: {told}")
+    why = cannot_tell(cell) if limit.metric in OF_PICTURES else ""
+    if why:
+        return f"cannot tell whether {limit.text} holds: {told}, and {why}"
+    if not limit.broken_by(view.upper):
+        return ""
+    needed = limit.fewest_records(share.value)
+    more = f"audit at least {needed} {view.unit}s" if needed else "no number of records shows that, so allow more"
+    if needed and share.effective is not None:
+        more += f" in updates or of owners of their own, because these {share.n} are worth {share.effective:.0f}"
+    return f"cannot tell whether {limit.text} holds: {told}, at most {view.upper:.1%} (exact one-sided 95 %); {more}"
 
 
 def _judge_risk(limit: Limit, defense: str, records: Sequence[RiskRecord], reason: str = "") -> Violation | str:

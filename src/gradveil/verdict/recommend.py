@@ -21,7 +21,7 @@ from gradveil.study.measures import Estimate, Share
 from gradveil.study.results import CellResult
 from gradveil.study.run_result import Run
 from gradveil.verdict.numbers import count, interval, percent, points, times
-from gradveil.verdict.status import Setting, Status, settings_of, status_of
+from gradveil.verdict.status import Setting, Status, at_the_null, settings_of, status_of
 
 __all__ = ["Candidate", "Recommendation", "Requirements", "recommend"]
 
@@ -204,7 +204,7 @@ def _check_evidence(settings: Sequence[Setting], *, unfinished: bool) -> None:
             raise Unreliable(f"nothing can be recommended: {why}")
         if bare.failures:
             raise Unreliable(f"nothing can be recommended: a check failed on the undefended update ({_failure(bare)})")
-        if status_of(bare, bare) is Status.UNBROKEN:
+        if at_the_null(bare):
             raise Unreliable(f"nothing can be recommended: {bare.ensemble} does not break even the undefended update")
     for cell in cells:
         _check_learned(cell)

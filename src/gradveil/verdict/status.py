@@ -1,12 +1,18 @@
 """What the numbers say: the status of a cell, the setting that leads the page, the best defense, and how far to trust it.
 
-The status of a cell compares the verdict (candidates selected without seeing the truth) with the bar, the best of the nulls:
+The status of a cell is about pictures, and compares the strongest attacker with the bar, the best of the nulls:
 
-    no verdict    a trust check failed
-    broken        even the lower bound of the share identified lies above the upper bound of the best null
-    not broken    no more records identified than by the best null, and no closer pictures either, of at least 16 records
-    unclear       anything between: something seems to leak, or there are too few records to tell
-    untested      it would be "not broken" or "unclear", but nothing shows that these attackers break even the undefended update
+    no verdict                            a trust check failed
+    broken                                even the lower bound of the share identified, corrected for the choice among attackers,
+                                          lies above the upper bound of the best null
+    information there, not found          nobody rebuilt a record, and who holds a list points most of them out: the update has
+                                          the information, and our search did not get it
+    untested                              nothing shows that these attackers break even the undefended update
+    cannot tell                           nothing was found, and searches are why: they failed, never moved, or were cut off
+    not broken                            no more than by the best null, no closer pictures, at least 16 records, and the same
+                                          attackers were shown to win where the defense is weaker
+    not identified; power not measured    the same, and nobody looked how strong these attackers are
+    unclear                               anything between: something seems to leak, or there are too few records to tell
 """
 
 from __future__ import annotations
@@ -16,16 +22,31 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
 
-from gradveil.study.measures import Bar
 from gradveil.study.results import CellResult
 from gradveil.study.run_result import Run
+from gradveil.verdict.levels import bar_of, level_of
 
-__all__ = ["Headline", "Setting", "Status", "bar_of", "choose_headline", "closer_than_null", "settings_of", "status_of"]
+__all__ = [
+    "Headline",
+    "Setting",
+    "Status",
+    "at_the_null",
+    "bar_of",
+    "cannot_tell",
+    "choose_headline",
+    "closer_than_null",
+    "settings_of",
+    "status_of",
+]
 
 # Fewer records than this show a leak, but not that there is none; the check `enough_records` warns below it too.
 ENOUGH = 16
+MOST = 0.5
+"""Of a share: who points out more than this on a list has the information; where more searches failed, they say nothing."""
 # Where and how a cell was computed does not change the question it answers.
 NOT_A_SETTING = {"defense", "execution", "threads", "device", "risk"}
+IDLE = ("informed_ran", "informed_moved")
+"""Checks that say that nobody who knows the defense really attacked."""
 
 
 class Status(Enum):
@@ -33,7 +54,10 @@ class Status(Enum):
 
     NO_VERDICT = "no verdict"
     BROKEN = "broken"
+    LISTED = "information there, not found"
     UNCLEAR = "unclear"
+    CANNOT_TELL = "cannot tell"
+    UNPROVEN = "not identified; power not measured"
     UNBROKEN = "not broken"
     UNTESTED = "untested"
 
@@ -86,16 +110,33 @@ def _rank(cell: CellResult) -> tuple[float, float, float, float]:
     return high, known(cell.bytes.up), known(cell.timing.defense_ms), known(cell.regret.worst)
 
 
-def bar_of(cell: CellResult) -> Bar:
-    """Return what the best null identifies; the chance level where no null was measured."""
-    chance = 1 / cell.candidates if cell.candidates else 0.0
-    return cell.bar.identified or Bar(null="chance", value=chance, high=chance)
-
-
 def closer_than_null(cell: CellResult) -> bool:
     """Whether the pictures are closer to the originals than the best null, beyond the interval."""
     psnr, bar = cell.selected.psnr, cell.bar.psnr
     return psnr is not None and psnr.low is not None and bar is not None and psnr.low > bar.value
+
+
+def cannot_tell(cell: CellResult) -> str:
+    """Return why finding nothing says nothing about the defense; empty where it does."""
+    idle = next((check for check in cell.checks if check.name in IDLE and check.level != "ok"), None)
+    if idle is not None:
+        said = idle.sentence.strip().rstrip(".") or "no attacker who knows the defense searched"
+        return said[:1].lower() + said[1:]
+    if cell.gap is not None and cell.gap.search_failed.value > MOST:
+        failed = cell.gap.search_failed
+        return (
+            f"the search failed for {failed.count} of {failed.n} records, whose truth explains the update better than its finds"
+        )
+    shown = cell.power is not None and cell.power.shown
+    if cell.settings.said("steps") and not shown:
+        return f"the attackers were cut off after {cell.settings.steps} steps"
+    return ""
+
+
+def listed(cell: CellResult) -> bool:
+    """Whether who holds a list points most records out, beyond doubt."""
+    view = level_of(cell, "list")
+    return view.share is not None and view.share.low > MOST
 
 
 def status_of(cell: CellResult, undefended: CellResult | None) -> Status:
@@ -105,17 +146,28 @@ def status_of(cell: CellResult, undefended: CellResult | None) -> Status:
         return Status.NO_VERDICT
     if share.low > bar.top:
         return Status.BROKEN
-    if not cell.defense.is_none and not _attackers_win(undefended):
+    quiet = at_the_null(cell)
+    if quiet and listed(cell):
+        return Status.LISTED
+    shown = cell.power is not None and cell.power.shown
+    if not cell.defense.is_none and not shown and not _attackers_win(undefended):
         return Status.UNTESTED
-    return Status.UNBROKEN if _at_the_null(cell) and share.n >= ENOUGH else Status.UNCLEAR
+    if not quiet:
+        return Status.UNCLEAR
+    if cannot_tell(cell):
+        return Status.CANNOT_TELL
+    if (share.effective or share.n) < ENOUGH:
+        return Status.UNCLEAR
+    return Status.UNBROKEN if shown else Status.UNPROVEN
 
 
-def _at_the_null(cell: CellResult) -> bool:
+def at_the_null(cell: CellResult) -> bool:
+    """Whether no more was identified than by the best null, and no closer pictures were found."""
     return cell.identified.value <= bar_of(cell).value + 1e-9 and not closer_than_null(cell)
 
 
 def _attackers_win(undefended: CellResult | None) -> bool:
-    return undefended is not None and not undefended.failures and not _at_the_null(undefended)
+    return undefended is not None and not undefended.failures and not at_the_null(undefended)
 
 
 def settings_of(cells: Sequence[CellResult]) -> tuple[Setting, ...]:

@@ -1,4 +1,4 @@
-"""Plain sentences. The page never calls anything "safe": a defense is at most "not broken by" the ensemble that ran."""
+"""Plain sentences. The page never calls anything "safe": a defense is at most "not broken by" attackers who were shown to win."""
 
 from __future__ import annotations
 
@@ -8,8 +8,10 @@ from dataclasses import dataclass
 from gradveil.study.kept import KeptTraining, KeptUtility
 from gradveil.study.results import CellResult, Utility
 from gradveil.study.run_result import Run
+from gradveil.verdict.level_words import power_words, view_words
+from gradveil.verdict.levels import bar_of, level_of
 from gradveil.verdict.numbers import NBSP, accuracy, count, db, interval, ms, percent, points, size, times
-from gradveil.verdict.status import Headline, Status, bar_of, closer_than_null, status_of
+from gradveil.verdict.status import Headline, Status, cannot_tell, closer_than_null, status_of
 
 __all__ = [
     "NULLS",
@@ -79,7 +81,8 @@ def no_verdict(cell: CellResult) -> str:
 
 def _against_null(cell: CellResult) -> str:
     bar = bar_of(cell)
-    return f"the best null, {NULLS.get(bar.null, bar.null)}, reaches {percent(bar.value)}"
+    best = f"the largest of {bar.draws} tries of the best null" if bar.draws > 1 else "the best null"
+    return f"{best}, {NULLS.get(bar.null, bar.null)}, reaches {percent(bar.value)}"
 
 
 def judgement(cell: CellResult, undefended: CellResult | None) -> str:
@@ -87,17 +90,28 @@ def judgement(cell: CellResult, undefended: CellResult | None) -> str:
     share, status = cell.identified, status_of(cell, undefended)
     if status is Status.NO_VERDICT:
         return no_verdict(cell)
+    if status is Status.LISTED:
+        return f"The information is there, our search did not get it: {view_words(level_of(cell, 'list'))}, {_few(cell)}."
     if status is Status.UNTESTED:
         return f"No verdict on this defense: nothing shows that {cell.ensemble} breaks even the undefended update."
     if status is Status.BROKEN:
         return f"Broken by {cell.ensemble}: clearly more than without the update ({_against_null(cell)})."
-    if status is Status.UNBROKEN:
+    if status is Status.CANNOT_TELL:
+        return f"This run cannot tell: {cannot_tell(cell)} ({_few(cell)})."
+    if status in (Status.UNBROKEN, Status.UNPROVEN):
         limit = f"the true share may be as high as {percent(share.high)}"
-        return f"Not broken by {cell.ensemble} ({share.count} of {share.n} identified; {_against_null(cell)}; {limit})."
+        told = f"by {cell.ensemble} ({share.count} of {share.n} identified; {_against_null(cell)}; {limit})"
+        if status is Status.UNBROKEN:
+            return f"Not broken {told}. {power_words(cell)}"
+        return f"Not identified {told}; power not measured, so nothing shows that these attackers could have won."
     if closer_than_null(cell) and cell.selected.psnr and cell.bar.psnr:
         pictures = f"{db(cell.selected.psnr.median)} against {db(cell.bar.psnr.value)}"
         return f"Leaks something under {cell.ensemble}: pictures come closer to the originals than the best null ({pictures})."
     return f"Unclear under {cell.ensemble}: {_against_null(cell)}, and {count(share.n, 'record')} are too few to tell them apart."
+
+
+def _few(cell: CellResult) -> str:
+    return f"{cell.identified.count} of {cell.identified.n} identified; {_against_null(cell)}"
 
 
 def headline_sentence(headline: Headline) -> str:

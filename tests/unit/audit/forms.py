@@ -56,6 +56,7 @@ RISK = {
 }
 PARTS = {"n": int, **dict.fromkeys(("mse", "psnr", "ssim", "lpips"), (SPREAD, {"unavailable": str}))}
 REGION = {"share": NUMBER, "area": NUMBER, **dict.fromkeys(("selected", "best_by_truth", "plain", "data_mean"), PARTS)}
+BAR = {"null": str, "value": NUMBER, "high": NUMBER}
 CELL: dict[str, Any] = {
     "format": "gradveil-cell-1",
     "key": str,
@@ -83,7 +84,7 @@ CELL: dict[str, Any] = {
     "regret_db": {"median": NUMBER, "worst": NUMBER, "flagged": bool},
     "attackers": [{"recipe": str, "stance": str, "tries": int, "chosen": int, "rehearsal_psnr": NUMBER, "summary": SUMMARY}],
     "nulls": {"grey": NULL, "data_mean": NULL, "prior_only": NULL, "derangement": NULL},
-    "bar": {"identified": {"null": str, "value": NUMBER, "high": NUMBER}, "psnr": {"null": str, "value": NUMBER}},
+    "bar": {"identified": (BAR, {**BAR, "draws": int}), "psnr": {"null": str, "value": NUMBER}},
     "records": [
         {
             "pseudonym": str,

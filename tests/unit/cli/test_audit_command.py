@@ -94,7 +94,7 @@ def test_a_leak_above_the_limit_ends_with_1_after_the_report_is_written(fake: Fa
     said = capsys.readouterr()
     assert Path("o/report.html").is_file()
     assert "error: pruning(rate=0.9) is beyond identified>0.05: 9 of 16 records identified" in said.err
-    assert "note: 16 records cannot show that identified>0.05 holds, even if none is identified; it takes 73" in said.err
+    assert "note: 16 records cannot show that identified>0.05 holds, even if attackers only guess; it takes 59" in said.err
     assert "9/16" in said.out
 
 

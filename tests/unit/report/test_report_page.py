@@ -69,7 +69,7 @@ def test_the_first_screen_tells_the_story(tmp_path: Path) -> None:
     text = read(write_report(make_results(tmp_path))).text
     first = text[: text.index("Share identified, per defense")]
     assert "identified 15 of 16 records (94 %, 95 % interval 65–99 %); guessing would find 1 in 128" in first
-    assert "Not broken by quick-1" in first
+    assert "Not identified by quick-1" in first
     assert "Accuracy not measured in this run" in first
     assert "An honest-but-curious server sees one client's update" in first
     assert "membership inference" in first

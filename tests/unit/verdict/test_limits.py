@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -10,7 +11,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gradveil.errors import LeakAboveLimit, Unreliable, UsageError
-from gradveil.metrics import share_of, wilson
+from gradveil.metrics import share_of
+from gradveil.study.evidence import Gap, Power
+from gradveil.study.kept import KeptCell
+from gradveil.study.levels import Level, Levels, Listed, ListLevel, Reach
 from gradveil.study.limits import Limit, parse_limit
 from gradveil.study.measures import Spread, Summary
 from gradveil.study.results import Attacker, CellResult, Check, Defense
@@ -59,7 +63,8 @@ def test_an_attacker_who_alone_is_ahead_counts() -> None:
     quiet = cell("pruning", 1)
     assert outcome("identified>0.1", quiet) == ([], 0)
     assert outcome("identified>0.1", alone(60)) == (["pruning"], 1)
-    assert outcome("identified>0.1", alone(6)) == (["pruning"], 1)
+    assert outcome("identified>0.1", alone(6)) == ([], 3), "at most 12 %, so a tenth is not shown"
+    assert outcome("identified>0.15", alone(6)) == ([], 0)
     found = compare([parse_limit("identified>0.1")], [alone(60)])
     assert "60 of 100 records identified" in found.violations[0].sentence
 
@@ -97,12 +102,14 @@ def test_a_limit_is_read(text: str, metric: str, value: float, defense: str) -> 
         ("identified", "write it as identified>0.05"),
         ("", "write it as identified>0.05"),
         ("identifed>0.05", "did you mean 'identified'?"),
-        ("lpips<0.1", "known: identified, invre, mse, psnr, ssim"),
+        ("fid<0.1", "known: identified, invre, label, list, list_owner, mse, owner, presence, psnr, ssim"),
         ("identified<0.05", "a higher identified is a larger leak; write identified>0.05"),
         ("identified>=0.05", "write identified>0.05"),
         ("mse>0.1", "a lower mse is a larger leak; write mse<0.1"),
         ("identified>few", "has no number"),
-        ("identified>5", "a share from 0 to 1"),
+        ("identified>5", "a share from 0 to 1, as in identified>0.05"),
+        ("label>5", "label is a share from 0 to 1, as in label>0.05"),
+        ("list<0.05", "write list>0.05"),
         ("identified>nan", "out of range"),
         ("psnr>inf", "out of range"),
     ],
@@ -114,27 +121,135 @@ def test_a_wrong_limit_gets_one_sentence(text: str, says: str) -> None:
     assert "\n" not in str(caught.value)
 
 
-def test_the_upper_bound_is_compared_not_the_estimate() -> None:
-    assert outcome("identified>0.05", cell("none"), cell("pruning", 2, 100)) == (["pruning"], 1)
+def test_a_share_above_the_limit_violates_it_and_one_that_may_be_above_cannot_be_told() -> None:
+    assert outcome("identified>0.05", cell("none"), cell("pruning", 6, 100)) == (["pruning"], 1)
+    assert outcome("identified>0.05", cell("none"), cell("pruning", 2, 100)) == ([], 3)
     assert outcome("identified>0.05", cell("none"), cell("pruning", 2, 1000)) == ([], 0)
-    assert outcome("identified>0.05", cell("none"), cell("pruning", 0, 16)) == (["pruning"], 1)
+    assert outcome("identified>0.05", cell("none"), cell("pruning", 0, 16)) == ([], 3)
 
 
 @given(st.floats(0.001, 0.9))
 def test_the_fewest_records_are_just_enough(value: float) -> None:
     limit = Limit("", "identified", value)
     needed = limit.fewest_records()
-    assert not limit.broken_by(wilson(0, needed + 1)[1])
-    assert needed == 1 or limit.broken_by(wilson(0, needed - 1)[1])
+    assert needed is not None
+    assert outcome(f"identified>{value!r}", cell("pruning", 0, needed)) == ([], 0)
+    assert needed == 1 or outcome(f"identified>{value!r}", cell("pruning", 0, needed - 1)) == ([], 3)
+
+
+def test_fifty_nine_records_show_five_percent() -> None:
+    assert outcome("identified>0.05", cell("pruning", 0, 59)) == ([], 0)
+    assert outcome("identified>0.05", cell("pruning", 0, 58)) == ([], 3)
+    assert parse_limit("identified>0.05").fewest_records() == 59
+    assert parse_limit("psnr>20").fewest_records() == 1 and parse_limit("identified>0").fewest_records() is None
 
 
 def test_the_sentence_says_whether_more_records_could_help() -> None:
-    few = compare([parse_limit("identified>0.05")], [cell("pruning", 0, 16)]).violations[0].sentence
-    told = "pruning may be beyond identified>0.05: 0 of 16 records identified, at most 19.4% (95 %)"
-    assert few == f"{told}; audit at least 73 records to show less"
+    (few,) = compare([parse_limit("identified>0.05")], [cell("pruning", 0, 16)]).doubts
+    told = "pruning: cannot tell whether identified>0.05 holds: 0 of 16 records identified, at most 17.1% (exact one-sided 95 %)"
+    assert few == f"{told}; audit at least 59 records"
+    (some,) = compare([parse_limit("identified>0.25")], [cell("pruning", 2, 16)]).doubts
+    needed = int(some.rpartition("audit at least ")[2].split()[0])
+    assert needed > 16, "never fewer than were audited"
+    assert outcome("identified>0.25", cell("pruning", -(-needed // 8), needed)) == ([], 0)
+    (zero,) = compare([parse_limit("identified>0")], [cell("pruning", 0, 16)]).doubts
+    assert zero.endswith("no number of records shows that, so allow more")
     many = compare([parse_limit("identified>0.05")], [cell("pruning", 50, 100)]).violations[0].sentence
-    assert "50 of 100 records identified" in many
-    assert "audit" not in many
+    assert "50 of 100 records identified" in many and "audit" not in many
+
+
+def test_records_of_few_updates_show_less() -> None:
+    """Sixty-four records of eight updates are no sixty-four updates."""
+    eight = replace(cell("pruning", 0, 64), selected=Summary(identified=share_of(0, 64, 8.0)))
+    assert outcome("identified>0.05", cell("pruning", 0, 64)) == ([], 0)
+    assert outcome("identified>0.05", eight) == ([], 3)
+    assert "these 64 are worth 8" in compare([parse_limit("identified>0.05")], [eight]).doubts[0]
+
+
+def with_levels(**changes: Any) -> CellResult:
+    return replace(cell("pruning", 0, 100), levels=Levels(**changes))
+
+
+def level(count: int, n: int = 100, **more: Any) -> Level:
+    return Level(share=share_of(count, n), **more)
+
+
+@pytest.mark.parametrize(
+    ("name", "of"),
+    [
+        ("label", lambda count: with_levels(label=level(count))),
+        ("list", lambda count: with_levels(listed=ListLevel(lists={"random": Listed(share=share_of(count, 100), size=256)}))),
+        ("owner", lambda count: with_levels(owners=level(count))),
+        (
+            "list_owner",
+            lambda count: with_levels(
+                listed=ListLevel(lists={"random": Listed(share=share_of(0, 100), owners=share_of(count, 100), size=256)})
+            ),
+        ),
+        ("presence", lambda count: with_levels(listed=ListLevel(presence=level(count)))),
+    ],
+)
+def test_every_level_has_its_limit(name: str, of: Callable[[int], CellResult]) -> None:
+    assert outcome(f"{name}>0.5", of(80)) == (["pruning"], 1)
+    assert outcome(f"{name}>0.5", of(45)) == ([], 3)
+    assert outcome(f"{name}>0.5", of(30)) == ([], 0)
+    assert outcome("identified>0.05", of(80)) == ([], 0), "levels are judged apart"
+    assert outcome(f"{name}>0.5", cell("pruning")) == ([], 3), "an older cell has no levels"
+    assert "audit again" in compare([parse_limit(f"{name}>0.5")], [cell("pruning")]).doubts[0]
+
+
+def test_a_level_that_was_not_measured_says_why() -> None:
+    bare = with_levels(listed=ListLevel(reason="an aggregate of clients has no list here"), owners=Level(reason="no owners"))
+    for name, says in (
+        ("list", "an aggregate of clients"),
+        ("owner", "no owners"),
+        ("presence", "an aggregate"),
+        ("label", "again"),
+    ):
+        (doubt,) = compare([parse_limit(f"{name}>0.5")], [bare]).doubts
+        assert f"{name} was not measured: " in doubt and says in doubt
+    (doubt,) = compare([parse_limit("list_owner>0.5")], [with_levels(listed=ListLevel())]).doubts
+    assert "name no owners" in doubt
+
+
+def test_everybody_who_tried_counts_for_a_level() -> None:
+    """One list attacker found nobody of 100, another of 20: the limit is about whoever may be beyond it."""
+    weak = Reach(attacker="few", share=share_of(0, 20))
+    found = with_levels(label=level(0, reached=(weak,)))
+    assert outcome("label>0.05", with_levels(label=level(0))) == ([], 0)
+    assert outcome("label>0.05", found) == ([], 3)
+
+
+def test_guessing_whether_a_record_is_listed_is_half_right() -> None:
+    limit = parse_limit("presence>0.6")
+    needed = limit.fewest_records()
+    assert needed is not None and needed > 59
+    assert parse_limit("presence>0.5").fewest_records() is None
+
+
+@pytest.mark.parametrize(
+    "idle",
+    [
+        {"checks": (Check(name="informed_moved", level="warn", sentence="49 of 64 informed candidates never moved."),)},
+        {"checks": (Check(name="informed_ran", level="warn", sentence="No attacker who knows the defense ran."),)},
+        {"gap": Gap(search_failed=share_of(9, 16), information_gone=share_of(7, 16), found=share_of(0, 16))},
+        {"settings": replace(KeptCell(), steps=40)},
+    ],
+)
+def test_searches_that_failed_show_no_limit(idle: dict[str, Any]) -> None:
+    """A lazy adversary and a capped budget passed the gate with a few identified."""
+    sound = cell("pruning", 0, 100)
+    assert outcome("identified>0.25", sound) == ([], 0)
+    lame = replace(sound, **idle)
+    assert outcome("identified>0.25", lame) == ([], 3)
+    assert outcome("list>0.25", replace(lame, levels=with_levels(label=level(0)).levels)) == ([], 3), "not measured"
+    assert outcome("label>0.25", replace(lame, levels=with_levels(label=level(0)).levels)) == ([], 0), "no search is behind it"
+    assert outcome("identified>0.25", replace(cell("pruning", 40), **idle)) == (["pruning"], 1), "what was found, was found"
+
+
+def test_a_cap_that_was_shown_to_suffice_is_no_excuse() -> None:
+    capped = replace(cell("pruning", 0, 100), settings=replace(KeptCell(), steps=40))
+    assert outcome("identified>0.25", replace(capped, power=Power(shown=True))) == ([], 0)
 
 
 def test_the_baseline_is_for_comparison_unless_it_is_alone() -> None:

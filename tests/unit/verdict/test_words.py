@@ -71,7 +71,7 @@ def test_a_defense_that_failed_a_check_cannot_be_best(tmp_path: Path) -> None:
     ("example", "status", "words"),
     [
         (NONE, Status.BROKEN, "Broken by quick-1"),
-        (Example("x", 1, 1, 10.0), Status.UNBROKEN, "Not broken by quick-1 (1 of 16 identified"),
+        (Example("x", 1, 1, 10.0), Status.UNPROVEN, "Not identified by quick-1 (1 of 16 identified; the largest of 4 tries"),
         (Example("x", 1, 3, 10.0), Status.UNCLEAR, "too few to tell"),
         (Example("x", 0, 0, 20.0), Status.UNCLEAR, "Leaks something"),
         (
@@ -90,7 +90,7 @@ def test_a_cell_is_judged_against_the_best_null(tmp_path: Path, example: Example
 def test_few_records_do_not_show_that_a_defense_holds(tmp_path: Path) -> None:
     none, held = load_run(make_results(tmp_path, defenses=[NONE, Example("x", 0, 0, 9.0)])).cells
     few = replace(held, selected=replace(held.selected, identified=replace(held.selected.identified, n=15)))
-    assert (status_of(held, none), status_of(few, none)) == (Status.UNBROKEN, Status.UNCLEAR)
+    assert (status_of(held, none), status_of(few, none)) == (Status.UNPROVEN, Status.UNCLEAR)
     assert verdict.ENOUGH == checks.FEW_RECORDS, "the report may not import the audit, and both say what few is"
     assert "15 records are too few" in spaced(judgement(few, none))
 

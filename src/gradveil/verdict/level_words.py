@@ -1,0 +1,89 @@
+"""What attackers get at each level, how strong they were shown to be, and why they may have failed: in plain words."""
+
+from __future__ import annotations
+
+from gradveil.study.evidence import Power, Rung
+from gradveil.study.measures import Paired
+from gradveil.study.results import CellResult
+from gradveil.verdict.levels import View
+from gradveil.verdict.numbers import NBSP, count, interval, percent, significant
+
+__all__ = ["gain_words", "gap_words", "power_words", "view_words"]
+
+HALF = 0.5
+SURE = 0.05
+UNMEASURED = "Power not measured: nobody looked how strong these attackers are against this defense."
+
+
+def view_words(view: View) -> str:
+    """Say what the strongest attacker got at one level, or why nobody knows.
+
+    >>> view_words(View(name="label", reason="audit again"))
+    'label not measured: audit again'
+    """
+    share = view.share
+    if share is None:
+        return f"{view.name.replace('_', ' by ')} not measured: {view.reason}"
+    listed = f" of {view.size}" if view.name in ("list", "list_owner") and view.size else ""
+    told = f"{share.count} of {count(share.n, view.unit)} {view.done}{listed} ({interval(share.low, share.high)})"
+    return told if view.null is None else f"{told}, without the update {percent(view.null.value)}"
+
+
+def power_words(cell: CellResult) -> str:
+    """Say how strong the attackers of a cell were shown to be."""
+    power = cell.power
+    if power is None:
+        return UNMEASURED
+    if not power.ladder and not power.planted:
+        return f"Power not measured: {power.reason}." if power.reason else UNMEASURED
+    if not power.shown:
+        return f"{_who(power)} won nowhere: neither against weaker settings nor with a planted leak, so failing says little."
+    parts = [*_weaker(power), *_planted(power)]
+    return f"{_who(power)} were shown to win: {'; '.join(parts)}."
+
+
+def _who(power: Power) -> str:
+    return f"These attackers ({power.ensemble})" if power.ensemble else "These attackers"
+
+
+def _weaker(power: Power) -> list[str]:
+    """Name the strongest setting that fell."""
+    fallen = [rung for rung in power.ladder if rung.identified.value > HALF]
+    return [f"they break {fallen[-1].spelling} ({_counted(fallen[-1])})"] if fallen else []
+
+
+def _planted(power: Power) -> list[str]:
+    if power.a50 is not None:
+        share = f"{significant(100 * power.a50)}{NBSP}%"
+        return [f"they find half of the records once {share} of the raw update stands beside what is sent (a50)"]
+    found = [rung for rung in power.planted if rung.identified.value > HALF]
+    return (
+        [f"they find {_counted(found[0])} with {significant(found[0].leak)} of the raw update beside what is sent"]
+        if found
+        else []
+    )
+
+
+def _counted(rung: Rung) -> str:
+    return f"{rung.identified.count} of {rung.identified.n}"
+
+
+def gap_words(cell: CellResult) -> str:
+    """Say whether searches failed or there was nothing to find; empty where nobody looked."""
+    gap = cell.gap
+    if gap is None:
+        return ""
+    failed, gone = gap.search_failed, gap.information_gone
+    return (
+        f"Search told from information: for {failed.count} of {failed.n} records the search failed (the truth explains the "
+        f"update better than what was found), for {gone.count} a wrong picture explains it as well as the truth"
+    )
+
+
+def gain_words(gain: Paired | None) -> str:
+    """Say whether knowing the defense helped beyond chance; empty where nobody compared."""
+    if gain is None:
+        return ""
+    p = "p < 0.001" if gain.p < 0.001 else f"p = {gain.p:.2g}"
+    told = f"{gain.first} identified by who knows the defense alone, {gain.second} by who ignores it alone, {p}"
+    return told if gain.p < SURE else f"no clear difference: {told}"

@@ -1,0 +1,151 @@
+"""What may be said of a defense: "not broken" needs attackers who were shown to win, and a list that names most says the rest."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from gradveil.study.evidence import Gap, Power, Rung
+from gradveil.study.kept import KeptCell
+from gradveil.study.levels import Levels, Listed, ListLevel
+from gradveil.study.measures import Bar, Share, Spread, Summary
+from gradveil.study.results import Bars, CellResult, Check, Defense
+from gradveil.verdict.level_words import gain_words, gap_words, power_words, view_words
+from gradveil.verdict.levels import level_of, levels_of
+from gradveil.verdict.status import Status, cannot_tell, status_of
+from gradveil.verdict.words import judgement
+
+N = 32
+SHOWN = Power(
+    ensemble="quick-3",
+    ladder=(
+        Rung(spelling="gaussian_noise(std=0.001)", identified=Share.of(32, N)),
+        Rung(spelling="gaussian_noise(std=0.01)", identified=Share.of(20, N)),
+        Rung(spelling="gaussian_noise(std=0.1)", identified=Share.of(1, N)),
+    ),
+    planted=(Rung(leak=0.01, identified=Share.of(3, N)), Rung(leak=0.1, identified=Share.of(31, N))),
+    a50=0.034,
+    shown=True,
+)
+
+
+def cell(count: int, spelling: str = "mine", *, psnr: float = 11.0, **more: Any) -> CellResult:
+    return CellResult(
+        defense=Defense(spelling=spelling),
+        n=N,
+        candidates=256,
+        selected=Summary(identified=Share.of(count, N), psnr=Spread(median=psnr, low=psnr - 1, high=psnr + 1)),
+        bar=Bars(identified=Bar(null="derangement", value=1 / N, high=0.06, draws=7), psnr=Bar(null="grey", value=12.0)),
+        **more,
+    )
+
+
+BARE = cell(N, "none", psnr=30.0)
+
+
+def by_list(count: int) -> Levels:
+    return Levels(listed=ListLevel(lists={"random": Listed(share=Share.of(count, N), size=256, attacker="likelihood")}))
+
+
+def said(of: CellResult) -> str:
+    return judgement(of, BARE).replace("\u00a0", " ")
+
+
+def test_without_power_a_clean_row_is_not_called_unbroken() -> None:
+    quiet = cell(1)
+    assert status_of(quiet, BARE) is Status.UNPROVEN
+    assert Status.UNPROVEN.value == "not identified; power not measured"
+    assert "ot broken" not in said(quiet) and "power not measured" in said(quiet)
+
+
+def test_with_power_it_is_and_says_where_these_attackers_win() -> None:
+    held = cell(1, power=SHOWN)
+    assert status_of(held, BARE) is Status.UNBROKEN
+    assert "Not broken by" in said(held)
+    assert "they break gaussian_noise(std=0.01) (20 of 32)" in said(held), "the strongest setting that fell"
+    assert "once 3.4 % of the raw update" in said(held)
+
+
+def test_attackers_who_won_nowhere_prove_nothing() -> None:
+    weak = replace(SHOWN, shown=False, ladder=SHOWN.ladder[2:], planted=SHOWN.planted[:1], a50=None)
+    beaten = cell(1, power=weak)
+    assert status_of(beaten, BARE) is Status.UNPROVEN
+    assert "won nowhere" in power_words(beaten)
+    assert "Power not measured: too dear." in power_words(cell(1, power=Power(reason="too dear")))
+    assert power_words(cell(1)).startswith("Power not measured")
+
+
+def test_a_planted_leak_tells_what_the_undefended_update_does_not() -> None:
+    """Where these attackers do not break even the undefended update, only power shown elsewhere counts."""
+    nothing = cell(0, "none")
+    assert status_of(cell(1), nothing) is Status.UNTESTED
+    assert status_of(cell(1, power=SHOWN), nothing) is Status.UNBROKEN
+    assert status_of(cell(1), None) is Status.UNTESTED
+
+
+def test_what_a_list_names_is_never_called_unbroken() -> None:
+    """CENSOR: 2 of 128 pictures, 128 of 128 by who holds a list."""
+    for power in (None, SHOWN):
+        leaking = cell(1, levels=by_list(31), power=power)
+        assert status_of(leaking, BARE) is Status.LISTED
+        assert said(leaking).startswith(
+            "The information is there, our search did not get it: 31 of 32 records pointed out on a list"
+        )
+    assert status_of(cell(1, levels=by_list(12), power=SHOWN), BARE) is Status.UNBROKEN, "less than half, as far as these tell"
+    assert status_of(cell(20, levels=by_list(31)), BARE) is Status.BROKEN, "who rebuilds pictures needs no list"
+
+
+@pytest.mark.parametrize(
+    ("reason", "words"),
+    [
+        ({"checks": (Check(name="informed_moved", level="warn", sentence="49 of 64 never moved."),)}, "49 of 64 never moved"),
+        ({"checks": (Check(name="informed_ran", level="fail"),)}, None),
+        (
+            {"gap": Gap(search_failed=Share.of(17, N), information_gone=Share.of(9, N), found=Share.of(1, N))},
+            "failed for 17 of 32",
+        ),
+        ({"settings": replace(KeptCell(), steps=40)}, "cut off after 40 steps"),
+    ],
+)
+def test_a_search_that_failed_cannot_tell(reason: dict[str, Any], words: str | None) -> None:
+    lame = cell(1, **reason)
+    if words is None:
+        assert status_of(lame, BARE) is Status.NO_VERDICT and cannot_tell(lame)
+        return
+    assert status_of(lame, BARE) is Status.CANNOT_TELL
+    assert said(lame).startswith("This run cannot tell: ") and words in said(lame)
+    assert status_of(cell(20, **reason), BARE) is Status.BROKEN, "what was found, was found"
+
+
+def test_searches_that_mostly_worked_and_checks_that_passed_are_no_excuse() -> None:
+    worked = Gap(search_failed=Share.of(16, N), information_gone=Share.of(16, N), found=Share.of(0, N))
+    sound = cell(1, gap=worked, checks=(Check(name="informed_moved", level="ok"),), power=SHOWN)
+    assert cannot_tell(sound) == "" and status_of(sound, BARE) is Status.UNBROKEN
+    assert "for 16 of 32 records the search failed" in gap_words(sound) and gap_words(cell(1)) == ""
+
+
+def test_a_cap_is_part_of_the_name() -> None:
+    capped = cell(1, settings=replace(KeptCell(), ensemble="quick-3", steps=40), power=SHOWN)
+    assert capped.ensemble == "quick-3 cut off after 40 steps"
+    assert "Not broken by quick-3 cut off after 40 steps" in said(capped)
+
+
+def test_thirty_two_records_of_few_updates_are_too_few() -> None:
+    few = replace(cell(0, power=SHOWN), selected=Summary(identified=Share.of(0, N, effective=4.0)))
+    assert status_of(few, BARE) is Status.UNCLEAR
+
+
+def test_older_cells_say_what_was_not_measured() -> None:
+    label, listed, picture = levels_of(cell(3))
+    assert view_words(label).startswith("label not measured: ") and view_words(listed).startswith("list not measured: ")
+    assert view_words(picture).replace("\u00a0", " ") == "3 of 32 records identified (3–24 %), without the update 3 %"
+    assert not picture.open and level_of(cell(N), "picture").open
+
+
+def test_a_gain_by_luck_is_called_that() -> None:
+    from gradveil.study.measures import Paired
+
+    assert gain_words(Paired(first=2, second=1, p=1.0)).startswith("no clear difference: ")
+    assert gain_words(Paired(first=20, second=0, p=1e-6)).endswith("p < 0.001") and gain_words(None) == ""
