@@ -18,6 +18,7 @@ from gradveil.audit.certified import certify, guarantee_of
 from gradveil.audit.judge import Referees, Scored, best_by_truth, per_recipe, score, select, select_plain
 from gradveil.audit.materials import Materials
 from gradveil.audit.nulls import bars, derangements, null_rows
+from gradveil.audit.owners import owners_level
 from gradveil.audit.regions import region_of_cell
 from gradveil.audit.risks import Scores, risk_of_cell
 from gradveil.audit.scene import Subject, build_subject
@@ -37,6 +38,7 @@ from gradveil.study.cell import Cell
 from gradveil.study.codec import decode
 from gradveil.study.headline import ALL, IGNORES, INFORMED, PLAIN, choices, told
 from gradveil.study.kept import KeptCell
+from gradveil.study.levels import Levels
 from gradveil.study.measures import Paired
 from gradveil.study.results import Attacker, CellResult, Record, Region, Regret, Sent, Threat, Timing
 from gradveil.study.results import Defense as DefenseResult
@@ -156,7 +158,9 @@ def _judge(
     rows = _choices(subject, candidates, kept, referees)
     selected, best = rows["selected"], rows["best_by_truth"]
     attackers = per_recipe(subject, candidates, referees, kept, seed)
-    drawn = derangements(subject, _tried(rows, attackers), seed)
+    tried = _tried(rows, attackers)
+    drawn = derangements(subject, list(tried.values()), seed)
+    owners = owners_level(subject, tried, seed)
     nulls = null_rows(subject, ensemble, context, len(candidates[0]), drawn)
     certificate = certify(subject)
     table = [row for row, _ in attackers]
@@ -190,6 +194,7 @@ def _judge(
         plain=summaries.get("plain"),
         informed=summaries["selected"] if "informed" in rows else None,
         informed_gain=_gain(rows),
+        levels=Levels(owners=owners) if owners is not None else None,
         duplicates=len(subject.candidates) - subject.distinct,
         region=region if isinstance(region, Region) else None,
         regret=_regret(selected, best),
@@ -222,11 +227,12 @@ def _choices(
     return rows
 
 
-def _tried(rows: Mapping[str, Scored], attackers: Sequence[tuple[Attacker, Scored]]) -> list[Scored]:
-    """Return what everybody whose count may be the headline found."""
+def _tried(rows: Mapping[str, Scored], attackers: Sequence[tuple[Attacker, Scored]]) -> dict[str, Scored]:
+    """Return what everybody whose count may be the headline found, by name."""
     found = {ALL: rows["selected"], PLAIN: rows.get("plain"), INFORMED: rows.get("informed")}
     asked = choices([row.stance for row, _ in attackers])
-    return [row for name, row in found.items() if row is not None and name in asked] + [scored for _, scored in attackers]
+    chosen = {name: row for name, row in found.items() if row is not None and name in asked}
+    return chosen | {told(row.recipe, row.stance): scored for row, scored in attackers}
 
 
 def _gain(rows: Mapping[str, Scored]) -> Paired | None:

@@ -27,7 +27,7 @@ from gradveil.significance import effective_number
 from gradveil.study.measures import Bar
 from gradveil.study.results import Bars
 
-__all__ = ["Deranged", "bars", "deranged", "derangements", "null_rows"]
+__all__ = ["Deranged", "bars", "deranged", "derangements", "largest_of", "null_rows"]
 
 PRIOR_STEPS = 60
 MOST_PRIOR_TRIES = 8
@@ -167,12 +167,16 @@ def bars(nulls: Mapping[str, Scored], deranged: Deranged) -> Bars:
     top = max(shares, key=lambda name: (shares[name], name == DERANGEMENT))
     psnrs = {name: median(v) for name, null in nulls.items() if isinstance(v := null.values["psnr"], torch.Tensor)}
     best = max(psnrs, key=lambda name: psnrs[name])
-    draws = len(deranged.counts)
-    value = shares[top] / n
     if top == DERANGEMENT:
-        # All draws together tell how often luck hits; the largest of them may be above what they have in the mean.
-        worth = draws * effective_number((deranged.largest.rank == 1).double().tolist(), *deranged.largest.clusters)
-        high = max(value, share_of(sum(deranged.counts), draws * n, worth).high)
+        worth = effective_number([float(hit) for hit in deranged.largest.hits], *deranged.largest.clusters)
+        identified = largest_of(deranged.counts, n, worth)
     else:
-        high, draws = nulls[top].share.high, 1
-    return Bars(identified=Bar(null=top, value=value, high=high, draws=draws), psnr=Bar(null=best, value=psnrs[best]))
+        identified = Bar(null=top, value=shares[top] / n, high=nulls[top].share.high)
+    return Bars(identified=identified, psnr=Bar(null=best, value=psnrs[best]))
+
+
+def largest_of(counts: Sequence[int], n: int, worth: float) -> Bar:
+    """Return the largest of several draws; all of them together tell how often luck hits, which that one may be above."""
+    value, draws = max(counts) / n, len(counts)
+    high = share_of(sum(counts), draws * n, draws * worth).high
+    return Bar(null=DERANGEMENT, value=value, high=max(value, high), draws=draws)

@@ -74,6 +74,7 @@ class Subject:
         indices: For every attacked record, its row in the dataset.
         public: (P, ...) public inputs every client has, and the attacker too; others than those it rehearses on.
         materials: What the run has read and built so far.
+        pool: For every candidate, its row in the dataset.
     """
 
     cell: Cell
@@ -89,6 +90,7 @@ class Subject:
     indices: tuple[int, ...]
     public: Tensor
     materials: Materials = field(default_factory=Materials)
+    pool: tuple[int, ...] = ()
 
     @functools.cached_property
     def copies(self) -> Tensor:
@@ -222,6 +224,7 @@ def build_subject(cell: Cell, dataset: Dataset, rehearsals: int, materials: Mate
         indices=tuple(chosen),
         public=public,
         materials=materials,
+        pool=tuple(pool),
     )
 
 

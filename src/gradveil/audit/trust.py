@@ -14,8 +14,9 @@ from torch import nn
 from gradveil.attacks.referee import Referee, Verdict
 from gradveil.audit.judge import Scored
 from gradveil.audit.scene import Subject
-from gradveil.metrics import median, wilson
+from gradveil.metrics import bootstrap_median, median, wilson
 from gradveil.models.batch_norm import batch_norm_mode
+from gradveil.randomness import Seed
 from gradveil.records import Reconstruction
 from gradveil.significance import mcnemar
 from gradveil.study.headline import told
@@ -29,6 +30,8 @@ Level = Literal["ok", "warn", "fail"]
 FEW_RECORDS = 16
 FEW_CANDIDATES = 100
 LARGE_REGRET_DB = 3.0
+FAR_ABOVE_DB = 6.0
+"""A quarter of the squared error: beyond what a null could reach, whatever the pictures."""
 RARE = 0.05
 """Hits that luck alone has more often than this are no evidence: of 32 records among 100 it hits one or more in 28 %."""
 SURE = 0.999
@@ -71,6 +74,8 @@ def run_checks(evidence: Evidence) -> list[Check]:
         _better_than_null,
         _enough_records,
         _enough_candidates,
+        _duplicates,
+        _picture_without_identity,
         _regret,
         _nobody_ahead,
         _informed,
@@ -243,6 +248,38 @@ def _enough_candidates(evidence: Evidence) -> Check:
             f"Bring at least {FEW_CANDIDATES} records of the same kind.",
         )
     return _check("enough_candidates", "ok", f"Records were identified among {count} candidates.")
+
+
+def _duplicates(evidence: Evidence) -> Check:
+    total, distinct = len(evidence.subject.candidates), evidence.subject.distinct
+    if distinct < total:
+        return _check(
+            "duplicates",
+            "warn",
+            f"Of {total} candidates {total - distinct} are copies of others, exactly or nearly; copies count as one record.",
+            "Take copies out of the data; a training that sees a record twice reveals more of it.",
+        )
+    return _check("duplicates", "ok", "No candidate is a copy of another.")
+
+
+def _picture_without_identity(evidence: Evidence) -> Check:
+    """Pictures far nearer to their records than any null, of which nobody can tell whose they are, contradict themselves."""
+    found = evidence.selected.values["psnr"]
+    bars = [null.values["psnr"] for null in evidence.nulls.values()]
+    assert isinstance(found, torch.Tensor)
+    bar = max(median(each) for each in bars if isinstance(each, torch.Tensor))
+    low, _ = bootstrap_median(found, Seed(evidence.subject.cell.seed).child("contradiction"))
+    luck = max(sum(null.hits) for null in evidence.nulls.values())
+    hits = evidence.cell.identified.count
+    if low >= bar + FAR_ABOVE_DB and hits <= luck:
+        return _check(
+            "picture_without_identity",
+            "fail",
+            f"Pictures come {low - bar:.0f} dB nearer than the best null, and yet only {hits} records were identified: both "
+            "cannot be true.",
+            "Look for candidates that hardly differ from one another; among such, being the nearest tells nothing.",
+        )
+    return _check("picture_without_identity", "ok", "Pictures and identities tell the same story.")
 
 
 def _regret(evidence: Evidence) -> Check:

@@ -160,6 +160,27 @@ def with_attacker_beyond() -> Evidence:
     return dataclasses.replace(with_attacker_ahead(), certificate=Certificate(identified=0.1))
 
 
+def with_copies() -> Evidence:
+    """One candidate is stored twice."""
+    pool = subject().candidates
+    doubled = dataclasses.replace(subject(), candidates=torch.cat([pool[:-1], pool[:1]]))
+    return dataclasses.replace(healthy(), subject=doubled)
+
+
+def with_pictures_of_nobody() -> Evidence:
+    """Pictures are as near as ever, and rank after others all the same."""
+    near_by = dataclasses.replace(healthy().selected, rank=torch.full((16,), 2))
+    return dataclasses.replace(healthy(), selected=near_by)
+
+
+def test_a_few_identities_beside_good_pictures_are_no_contradiction() -> None:
+    rank = torch.where(torch.arange(16) < 3, 1, 2)
+    few = dataclasses.replace(healthy(), selected=dataclasses.replace(healthy().selected, rank=rank))
+    assert look(few)["picture_without_identity"].level == "ok"
+    poor = dataclasses.replace(with_attacker_ahead(), attackers=())
+    assert look(poor)["picture_without_identity"].level == "ok", "grey pictures contradict nothing"
+
+
 NAN = float("nan")
 FIRING: list[tuple[str, str, Callable[[], Evidence]]] = [
     ("matching_loss_fell", "fail", lambda: with_candidates(1.0, best_loss=1.0)),
@@ -178,6 +199,8 @@ FIRING: list[tuple[str, str, Callable[[], Evidence]]] = [
     ("better_than_null", "warn", lambda: with_hits(2, 30)),  # 9 %, and too few candidates anyway
     ("enough_records", "warn", lambda: with_candidates_and_records(15, 256)),
     ("enough_candidates", "warn", lambda: with_candidates_and_records(16, 99)),
+    ("duplicates", "warn", with_copies),
+    ("picture_without_identity", "fail", with_pictures_of_nobody),
     ("regret", "warn", lambda: chosen_instead(lambda i: near(i, 0.2))),
     ("nobody_ahead", "warn", with_attacker_ahead),
     ("informed_complete", "warn", with_partial_adversary),
