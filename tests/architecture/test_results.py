@@ -88,7 +88,7 @@ def test_the_front_page_quotes_the_results() -> None:
     rows = table_of_studies([read_study(RESULTS / "update_defenses_lenet_cifar10_128.json.gz")]).splitlines()
     for name, plain, informed in quoted:
         own = [row.split(" | ") for row in rows if row.startswith(f"| {name}")]
-        assert (plain, informed) in [(row[1], row[3]) for row in own], name
+        assert (plain, informed) in [(row[2], row[4]) for row in own], name
 
 
 def test_files_that_pages_name_are_there() -> None:

@@ -16,6 +16,10 @@ from typing import Any
 
 from gradveil.errors import UsageError, suggest
 from gradveil.storage.study_file import read_study
+from gradveil.study.codec import decode
+from gradveil.study.measures import Share, Summary
+from gradveil.study.results import CellResult
+from gradveil.verdict.levels import View, level_of
 
 __all__ = ["fill_studies", "table_of_studies"]
 
@@ -66,10 +70,12 @@ def table_of_studies(studies: Sequence[Mapping[str, Any]], part: str = "") -> st
     if kind not in MAKERS:
         raise UsageError(f"the study {names} has no table: its figures stand in `documents`, and a page tells of them")
     head, rows = MAKERS[kind]
+    levels = _measured_levels(studies) if kind != "accuracy" else ()
+    head = [head[0], *levels, *head[1:]]
     titles: dict[str, str] = {}
     for study in studies:
         titles |= {spelling: title for spelling, title in study["study"].get("rows", []) if spelling not in titles}
-    lines = sorted((line for study in studies for line in rows(study, list(titles))), key=lambda line: line[0])
+    lines = sorted((line for study in studies for line in rows(study, list(titles), levels)), key=lambda line: line[0])
     rule = "|" + "---|" * len(head)
     top, *body = (f"| {' | '.join(cells)} |" for cells in (head, *(cells for _, cells in lines)))
     return "\n".join([top, rule, *body]) + "\n"
@@ -112,18 +118,41 @@ def _told_apart(study: Mapping[str, Any]) -> list[tuple[Mapping[str, Any], str]]
     return told
 
 
-def _attacks(study: Mapping[str, Any], order: Sequence[str]) -> list[Line]:
+def _measured_levels(studies: Sequence[Mapping[str, Any]]) -> tuple[str, ...]:
+    """Return which of label and list some cell was measured at: their columns come first; pictures have theirs in any table."""
+    cells = [cell for study in studies for cell in study.get("cells", [])]
+    found = [decode(CellResult, cell) for cell in cells if cell.get("levels")]
+    return tuple(name for name in ("label", "list") if any(level_of(cell, name).share is not None for cell in found))
+
+
+def _levels(cell: CellResult, names: Sequence[str]) -> list[str]:
+    """Return what the strongest attacker got at each level, beside what is had without the update."""
+    views = [level_of(cell, name) for name in names]
+    return [MISSING if view.share is None else f"{_share(view.share)}{_without(view)}" for view in views]
+
+
+def _without(view: View) -> str:
+    return f", null {100 * view.null.value:.0f} %" if view.null is not None else ""
+
+
+def _told(cell: Mapping[str, Any]) -> CellResult:
+    return decode(CellResult, cell)
+
+
+def _attacks(study: Mapping[str, Any], order: Sequence[str], levels: Sequence[str]) -> list[Line]:
     lines = []
     afterwards = study.get("documents", {}).get(AFTERWARDS, {})
     for number, (cell, title) in enumerate(_told_apart(study)):
         plain, informed, bar = cell["plain"], cell["informed"] or cell["plain"], cell["bar"]
-        own = afterwards.get(cell["key"], {})
+        own, found = afterwards.get(cell["key"], {}), _told(cell)
         null = bar["identified"]
         cells = [
             title,
-            _identified(plain),
+            *_levels(found, levels),
+            _share(found.identified),
+            _identified(found, found.plain),
             _number(plain, "psnr"),
-            _identified(informed),
+            _identified(found, found.informed or found.plain),
             _number(informed, "psnr"),
             _number(informed, "ssim", 3),
             f"{own.get('informed', own['plain']):.3f}".lstrip("0") if own else _number(informed, "lpips", 3),
@@ -134,19 +163,20 @@ def _attacks(study: Mapping[str, Any], order: Sequence[str]) -> list[Line]:
     return lines
 
 
-def _settings(study: Mapping[str, Any], order: Sequence[str]) -> list[Line]:
+def _settings(study: Mapping[str, Any], order: Sequence[str], levels: Sequence[str]) -> list[Line]:
     lines = []
     for number, (cell, title) in enumerate(_shown(study, "model")):
         asked, chosen = cell["cell"], cell["selected"]
         size, steps, cap = int(asked["batch_size"]), int(asked["local_steps"]), int(asked.get("steps", 0))
-        names = _titles(study)
+        names, found = _titles(study), _told(cell)
         attackers = [names.get(asked["ensemble"], asked["ensemble"]), *([f"≤ {cap:,} steps"] if cap else [])]
         cells = [
             title,
+            *_levels(found, levels),
             str(size),
             f"{steps} (FedAvg)" if steps > 1 else str(steps),
             ", ".join([*attackers, *(["CPU"] if asked.get("device") == "cpu" else [])]),
-            _identified(chosen),
+            _share(found.identified),
             _spread(chosen, "psnr"),
             _number(chosen, "ssim", 3),
             _number(cell["best_by_truth"], "psnr"),
@@ -156,12 +186,14 @@ def _settings(study: Mapping[str, Any], order: Sequence[str]) -> list[Line]:
     return lines
 
 
-def _summary(study: Mapping[str, Any], order: Sequence[str]) -> list[Line]:
+def _summary(study: Mapping[str, Any], order: Sequence[str], levels: Sequence[str]) -> list[Line]:
     lines = []
     for number, (cell, title) in enumerate(_told_apart(study)):
         psnr = f"{_spread(cell['selected'], 'psnr', ' dB')}"
         null = f"{cell['bar']['psnr']['value']:.1f} dB"
-        cells = [title, _identified(cell["plain"]), _identified(cell["informed"]), psnr, null]
+        found = _told(cell)
+        alone = [_identified(found, found.plain), _identified(found, found.informed)]
+        cells = [title, *_levels(found, levels), _share(found.identified), *alone, psnr, null]
         lines.append(((_place(order, _spelt(study, cell["cell"]["defense"])), number), cells))
     return lines
 
@@ -176,7 +208,7 @@ class _Trained:
     slower: float | None
 
 
-def _accuracy(study: Mapping[str, Any], order: Sequence[str]) -> list[Line]:
+def _accuracy(study: Mapping[str, Any], order: Sequence[str], levels: Sequence[str]) -> list[Line]:
     found: dict[str, dict[int, _Trained]] = {}
     for defense, seed, trained in _trainings(study):
         found.setdefault(_spelt(study, defense), {})[seed] = trained
@@ -234,12 +266,13 @@ def _strength(ensemble: str) -> tuple[int, str]:
     return next((place for place, kind in enumerate(kinds) if ensemble.startswith(kind)), len(kinds)), ensemble
 
 
-def _identified(summary: Mapping[str, Any] | None) -> str:
+def _identified(cell: CellResult, summary: Summary | None) -> str:
+    return MISSING if summary is None else _share(cell.told(summary.identified))
+
+
+def _share(found: Share) -> str:
     """Return ``15 of 16 (72–99 %)``."""
-    if summary is None:
-        return MISSING
-    found = summary["identified"]
-    return f"{found['count']} of {found['n']} ({100 * found['low']:.0f}–{100 * found['high']:.0f} %)"
+    return f"{found.count} of {found.n} ({100 * found.low:.0f}–{100 * found.high:.0f} %)"
 
 
 def _number(summary: Mapping[str, Any] | None, name: str, digits: int = 1) -> str:
@@ -259,10 +292,11 @@ def _head(text: str) -> list[str]:
     return [each.strip() for each in text.split("|")]
 
 
-MAKERS: dict[str, tuple[list[str], Callable[[Mapping[str, Any], Sequence[str]], list[Line]]]] = {
+MAKERS: dict[str, tuple[list[str], Callable[[Mapping[str, Any], Sequence[str], Sequence[str]], list[Line]]]] = {
     "attacks": (
         _head(
-            "defense | plain: identified | PSNR, dB | informed: identified | PSNR, dB | SSIM | LPIPS | null: identified | PSNR"
+            "defense | strongest: identified | plain: identified | PSNR, dB | informed: identified | PSNR, dB | SSIM | LPIPS | "
+            "null: identified | PSNR"
         ),
         _attacks,
     ),
@@ -273,7 +307,10 @@ MAKERS: dict[str, tuple[list[str], Callable[[Mapping[str, Any], Sequence[str]], 
         _settings,
     ),
     "summary": (
-        _head("defense | identified, attacker ignores it | identified, attacker knows it | median PSNR | best null"),
+        _head(
+            "defense | identified, strongest attacker | identified, attacker ignores it | identified, attacker knows it | "
+            "median PSNR | best null"
+        ),
         _summary,
     ),
     "accuracy": (

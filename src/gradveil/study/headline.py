@@ -18,7 +18,20 @@ from gradveil.study.measures import Share
 if TYPE_CHECKING:
     from gradveil.study.results import CellResult, Record
 
-__all__ = ["ALL", "IGNORES", "INFORMED", "PLAIN", "Contender", "choices", "contenders", "headline_share", "largest", "told"]
+__all__ = [
+    "ALL",
+    "IGNORES",
+    "INFORMED",
+    "PLAIN",
+    "Contender",
+    "choices",
+    "clusters_of",
+    "contenders",
+    "headline_share",
+    "largest",
+    "told",
+    "with_clusters",
+]
 
 ALL, PLAIN, INFORMED = "the choice among all", "the choice of plain attackers", "the choice of informed attackers"
 IGNORES = "plain"
@@ -42,8 +55,7 @@ def contenders(cell: CellResult) -> tuple[Contender, ...]:
         Contender(name=name, share=each.identified) for name, each in summaries.items() if each is not None and name in asked
     ]
     found += [Contender(name=told(each.recipe, each.stance), share=share, alone=True) for each, share in alone]
-    names = clusters_of(cell.records, cell.settings.batch_size * cell.settings.clients)
-    return tuple(replace(each, share=with_clusters(each.share, cell.records, names)) for each in found)
+    return tuple(replace(each, share=cell.told(each.share)) for each in found)
 
 
 def choices(stances: Sequence[str]) -> tuple[str, ...]:

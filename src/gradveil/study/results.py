@@ -15,7 +15,7 @@ from typing import Any, Literal
 from gradveil.study.cell import CELL_FORMAT
 from gradveil.study.codec import BESIDE, OMITTED, REASONS, decode, named
 from gradveil.study.evidence import Gap, Power
-from gradveil.study.headline import Contender, contenders, headline_share, largest
+from gradveil.study.headline import Contender, clusters_of, contenders, headline_share, largest, with_clusters
 from gradveil.study.kept import KeptCell, KeptUtility
 from gradveil.study.levels import Levels
 from gradveil.study.measures import Bar, Estimate, Paired, Quality, Share, Summary
@@ -302,6 +302,10 @@ class CellResult:
     def identified(self) -> Share:
         """What the strongest attacker identified: the largest count that an attacker's own referee chose; see `headline`."""
         return headline_share([each.share for each in contenders(self)])
+
+    def told(self, share: Share) -> Share:
+        """Return a share of this cell; of an older one, whose interval took records for independent, with one by clusters."""
+        return with_clusters(share, self.records, clusters_of(self.records, self.settings.batch_size * self.settings.clients))
 
     @property
     def strongest(self) -> Contender:

@@ -49,8 +49,9 @@ def test_attacks_in_the_order_of_the_rows() -> None:
     found = study("attacks", cell("a", None), cell("b", defense="dgp"), cell("c", defense="mq"), rows=rows)
     found["documents"] = {"lpips.json": {"b": {"plain": 0.5, "informed": 0.25}}}
     assert body(found) == [
-        "| DGP | 2 of 8 (10–90 %) | 11.0 | 7 of 8 (10–90 %) | 21.0 | .500 | .250 | 1 (prior only) | 10.0 |",
-        "| no defense | 2 of 8 (10–90 %) | 11.0 | 2 of 8 (10–90 %) | 11.0 | .500 | – | 1 (prior only) | 10.0 |",
+        "| DGP | 7 of 8 (10–90 %) | 2 of 8 (10–90 %) | 11.0 | 7 of 8 (10–90 %) | 21.0 | .500 | .250 | 1 (prior only) | 10.0 |",
+        "| no defense | 6 of 8 (10–90 %) | 2 of 8 (10–90 %) | 11.0 | 2 of 8 (10–90 %) | 11.0 | .500 | – | 1 (prior only) "
+        "| 10.0 |",
     ]
 
 
@@ -83,16 +84,44 @@ def test_settings_say_what_was_attacked_and_by_whom() -> None:
         rows=(("lenet", "LeNet"), ("dlg", "DLG alone")),
     )
     assert [line.split(" | ")[:5] for line in body(found)] == [
-        ["| LeNet", "1", "1", "standard-2, CPU", "6 of 8 (10–90 %)"],
-        ["| LeNet", "1", "1", "DLG alone, CPU", "6 of 8 (10–90 %)"],
-        ["| LeNet", "4", "4 (FedAvg)", "quick-3, ≤ 1,500 steps", "6 of 8 (10–90 %)"],
+        ["| LeNet", "1", "1", "standard-2, CPU", "7 of 8 (10–90 %)"],
+        ["| LeNet", "1", "1", "DLG alone, CPU", "7 of 8 (10–90 %)"],
+        ["| LeNet", "4", "4 (FedAvg)", "quick-3, ≤ 1,500 steps", "7 of 8 (10–90 %)"],
     ]
     assert body(found)[0].endswith("| 20.0 (19.0–21.0) | .500 | 22.0 | 10.0 |")
 
 
 def test_a_summary_has_what_the_front_page_shows() -> None:
     (line,) = body(study("summary", cell("a", None)))
-    assert line == "| `none` | 2 of 8 (10–90 %) | – | 20.0 dB (19.0–21.0) | 10.0 dB |"
+    assert line == "| `none` | 6 of 8 (10–90 %) | 2 of 8 (10–90 %) | – | 20.0 dB (19.0–21.0) | 10.0 dB |"
+
+
+def with_levels(**levels: Any) -> dict[str, Any]:
+    return {**cell("b", None, defense="dgp"), "levels": levels}
+
+
+def test_label_and_list_have_columns_where_somebody_measured_them() -> None:
+    null = {"null": "guess", "value": 0.25, "high": 0.3}
+    listed = {"lists": {"random": {"share": share(8), "null": {"null": "guess", "value": 0.125}, "size": 256}}}
+    found = study("summary", cell("a", None), with_levels(label={"share": share(5), "null": null}, list=listed))
+    head, _, *rows = table_of_studies([found]).splitlines()
+    assert head.startswith("| defense | label | list | identified, strongest attacker |")
+    assert rows[1].startswith("| `dgp` | 5 of 8 (10–90 %), null 25 % | 8 of 8 (10–90 %), null 12 % | 6 of 8")
+    assert rows[0].startswith("| `none` | – | – | 6 of 8"), "an older cell beside it"
+    only = study("attacks", with_levels(list=listed))
+    assert table_of_studies([only]).startswith("| defense | list | strongest: identified | plain: identified |")
+    assert "list" not in table_of_studies([study("summary", with_levels(owners={"share": share(3)}))]).splitlines()[0]
+
+
+def test_batches_have_intervals_by_update() -> None:
+    """Eight records of two updates, all or none hit: two draws."""
+    records = [{"identified": False, "rank": 9}] * 8
+    nobody = {"value": 0.0, "low": 0.0, "high": 0.32, "count": 0, "n": 8}
+    missed = {name: {**summary(0, 9.0), "identified": nobody} for name in ("selected", "plain")}
+    single = {**cell("a", None), **missed, "records": records}
+    batch = {**cell("b", None, batch_size=4), **missed, "records": records}
+    assert "| 0 of 8 (0–32 %) |" in body(study("settings", single))[0]
+    assert "| 0 of 8 (0–66 %) |" in body(study("settings", batch))[0]
 
 
 def trained(key: str, defense: str, seed: int, accuracy: float, up: int) -> dict[str, Any]:
