@@ -12,9 +12,10 @@ if TYPE_CHECKING:
     from rich.table import Table
 
     from gradveil.run.estimate import Estimate, TrainingEstimate
-    from gradveil.study.measures import Share, Summary
+    from gradveil.study.measures import Summary
     from gradveil.study.results import CellResult
     from gradveil.study.run_result import Run
+    from gradveil.verdict.levels import View
     from gradveil.verdict.status import Setting
 
 __all__ = ["print_estimate", "print_results", "results_as_dict"]
@@ -25,6 +26,7 @@ WIDEST = 1000
 
 def print_results(run: Run) -> None:
     """Print the verdict and a table per setting of a run."""
+    from gradveil.verdict.level_words import strength_lines
     from gradveil.verdict.status import choose_headline
     from gradveil.verdict.words import headline_sentence, progress_sentence, sentence, setting_words
 
@@ -36,6 +38,8 @@ def print_results(run: Run) -> None:
     for setting in headline.settings:
         out.print(f"\n{setting_words(setting.cells[0])} · attacked by {setting.cells[0].ensemble}")
         _print_whole(_table(setting), out)
+    for line in strength_lines(run.cells):
+        out.print(line)
     _print_doubts(run, out)
     scored = next((cell.risk for cell in run.cells if cell.risk is not None and cell.risk.defended is not None), None)
     if scored is not None:
@@ -56,27 +60,32 @@ def _table(setting: Setting) -> Table:
     from rich.box import SIMPLE_HEAD
     from rich.table import Table
 
-    from gradveil.verdict.numbers import db, percent, points
-    from gradveil.verdict.status import bar_of, status_of
+    from gradveil.verdict.levels import LEVELS, level_of
+    from gradveil.verdict.numbers import db, points
+    from gradveil.verdict.status import status_of
 
     table = Table(box=SIMPLE_HEAD, pad_edge=False)
     table.add_column("defense", overflow="fold", min_width=26, max_width=60)
     trained = any(cell.utility is not None for cell in setting.cells)
     scored = any(cell.risk is not None and cell.risk.defended is not None for cell in setting.cells)
     more = (*(("accuracy", "change") if trained else ()), *(("InvRE",) if scored else ()))
-    columns = ("identified", "plain", "informed", "PSNR", "best null", *more, "verdict")
+    owned = any(level_of(cell, "owner").share is not None for cell in setting.cells)
+    levels = (*LEVELS, *(("owner",) if owned else ()))
+    told = any(cell.gap is not None for cell in setting.cells)
+    columns = (*levels, "plain", "informed", *(("search failed",) if told else ()), "PSNR", "null PSNR", *more, "verdict")
     for name in columns:
         table.add_column(name, justify="left", no_wrap=True)
     for cell in setting.cells:
-        bar, psnr = bar_of(cell), cell.selected.psnr
+        psnr = cell.selected.psnr
         status = status_of(cell, setting.undefended).value
         table.add_row(
             cell.defense.spelling,
-            _identified(cell.identified),
+            *(_level(level_of(cell, name)) for name in levels),
             _count(cell.plain),
             _count(cell.informed),
+            *((_failed(cell),) if told else ()),
             db(psnr.median if psnr else None),
-            f"{percent(bar.value)}, {db(cell.bar.psnr.value if cell.bar.psnr else None)}",
+            db(cell.bar.psnr.value if cell.bar.psnr else None),
             *((_accuracy(cell), points(cell.utility.difference if cell.utility else None)) if trained else ()),
             *((_invre(cell),) if scored else ()),
             f"{status}{' *' if cell.warnings and not cell.failures else ''}",
@@ -94,10 +103,20 @@ def _accuracy(cell: CellResult) -> str:
     return "–" if cell.accuracy is None else f"{100 * cell.accuracy.value:.1f}\u00a0%"
 
 
-def _identified(share: Share) -> str:
-    from gradveil.verdict.numbers import interval
+def _level(view: View) -> str:
+    """Return what was got at a level, with interval and null; a dash where nobody looked, which a line below explains."""
+    from gradveil.verdict.numbers import interval, percent
 
-    return f"{share.count}/{share.n} [{interval(share.low, share.high)}]"
+    share = view.share
+    if share is None:
+        return "–"
+    null = "" if view.null is None else f" null {percent(view.null.value)}"
+    return f"{share.count}/{share.n} [{interval(share.low, share.high)}]{null}"
+
+
+def _failed(cell: CellResult) -> str:
+    """Return for how many records the search failed, though the truth explains their updates better."""
+    return "–" if cell.gap is None else f"{cell.gap.search_failed.count}/{cell.gap.search_failed.n}"
 
 
 def _count(summary: Summary | None) -> str:
@@ -134,6 +153,9 @@ def results_as_dict(run: Run) -> dict[str, Any]:
 
 
 def _row(cell: CellResult) -> dict[str, Any]:
+    from gradveil.verdict.level_words import power_words
+    from gradveil.verdict.levels import levels_of
+
     ratios = {name: getattr(cell.utility, name, None) for name in ("time_ratio", "up_ratio", "total_ratio")}
     means = {name: getattr(cell.utility, name, None) for name in ("accuracy", "undefended", "difference", "pmm")}
     return {
@@ -143,6 +165,12 @@ def _row(cell: CellResult) -> dict[str, Any]:
         "n": cell.n,
         "candidates": cell.candidates,
         "identified": cell.identified,
+        "strongest": cell.strongest.name,
+        "levels": {view.name: view for view in levels_of(cell)} | ({"owner": cell.levels.owners} if cell.levels else {}),
+        "list": cell.levels.listed if cell.levels else None,
+        "gap": cell.gap,
+        "power": cell.power,
+        "power_sentence": power_words(cell).replace("\u00a0", " "),
         "plain": cell.plain.identified if cell.plain else None,
         "informed": cell.informed.identified if cell.informed else None,
         "psnr": cell.selected.psnr,

@@ -14,8 +14,8 @@ from markupsafe import Markup
 from gradveil.report.svg import Scale, clip_lines, drawing, nice_ticks, tag
 from gradveil.study.measures import Share, Summary
 from gradveil.study.results import CellResult
+from gradveil.verdict.levels import bar_of, level_of
 from gradveil.verdict.numbers import interval, percent
-from gradveil.verdict.status import bar_of
 
 __all__ = ["Axis", "frontier_chart", "identified_chart", "ladder_lines", "number_marks", "on_frontier", "strip"]
 
@@ -91,6 +91,7 @@ def _row(cell: CellResult, scale: Scale, layout: Layout, top: float) -> Markup:
         tag("line", x1=scale(bar.value), x2=scale(bar.value), y1=y - band / 2, y2=y + band / 2, class_="null-line"),
         *_verdict(share, scale, y - 5),
         *_pair(cell.plain, cell.informed, scale, y + 6),
+        *_other_levels(cell, scale, y + 6),
     ]
     return tag("g", *_labels(cell, layout, top, y, value), *marks, class_="row no-verdict" if cell.failures else "row")
 
@@ -131,6 +132,21 @@ def _pair(plain: Summary | None, informed: Summary | None, scale: Scale, y: floa
     if plain is not None:
         # The ring is wider than the disc, so both stay visible where they coincide.
         drawn.append(tag("circle", cx=scale(plain.identified.value), cy=y, r=5.5, class_="plain"))
+    return drawn
+
+
+def _other_levels(cell: CellResult, scale: Scale, y: float) -> list[Markup]:
+    """Draw a triangle for labels and a diamond for lists, where they were measured."""
+    # The triangle is wider than the diamond, so both stay visible where they coincide.
+    shapes = {"list": ("M{1} {2} L{4} {5} L{1} {3} L{0} {5} Z", 5), "label": ("M{0} {3} L{1} {2} L{4} {3} Z", 8)}
+    drawn = []
+    for name, (path, size) in shapes.items():
+        share = level_of(cell, name).share
+        if share is not None:
+            x = round(scale(share.value), 1)
+            told = tag("title", f"{name}: {percent(share.value)}")
+            corners = path.format(x - size, x, y - size, y + size, x + size, y)
+            drawn.append(tag("path", told, d=corners, class_=f"by-{name}"))
     return drawn
 
 

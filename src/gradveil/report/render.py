@@ -27,7 +27,7 @@ from gradveil.study.load import is_training, load_run, load_training
 from gradveil.study.results import CellResult
 from gradveil.study.run_result import Run
 from gradveil.study.training_result import TrainingResult
-from gradveil.verdict import numbers, status, words
+from gradveil.verdict import level_words, levels, numbers, status, words
 
 __all__ = ["page_assets", "page_template", "render_report", "render_training", "write_report", "write_whole_page"]
 
@@ -131,7 +131,17 @@ def _environment() -> Environment:
     made.filters["error"] = lambda value: numbers.MISSING if value is None else f"{value:.2g}"
     made.filters["sentence"] = words.sentence
     made.filters["spaced"] = lambda text: str(text).replace("_", " ")
-    made.globals.update(count=numbers.count, status_of=status.status_of, bar_of=status.bar_of, judgement=words.judgement)
+    made.globals.update(
+        count=numbers.count,
+        status_of=status.status_of,
+        bar_of=levels.bar_of,
+        level_of=levels.level_of,
+        judgement=words.judgement,
+        level_rows=level_words.level_rows,
+        power_words=level_words.power_words,
+        gap_words=level_words.gap_words,
+        gain_words=level_words.gain_words,
+    )
     return made
 
 
@@ -173,6 +183,7 @@ def _first_screen(headline: status.Headline, run: Run, show_pictures: bool) -> d
         "sentence": words.headline_sentence(headline),
         "progress": words.progress_sentence(run),
         "trust": words.trust(headline, run),
+        "not_tried": level_words.not_tried(shown or headline.setting.cells),
         "threats": words.threat_sentences(shown or headline.setting.cells),
         "setting": words.setting_words(lead),
         "identified_sentence": words.identified_sentence,
@@ -192,6 +203,7 @@ def _details(headline: status.Headline, run: Run, private: bool, show_pictures: 
     settings = [leading, *(setting for setting in headline.settings if setting is not leading)]
     return {
         "settings": [_setting(setting, varying, index) for index, setting in enumerate(settings)],
+        "levelled": any(levels.level_of(cell, name).share for cell in run.cells for name in ("label", "list")),
         "judged": judged,
         "frontiers": _frontiers(judged),
         **_decision(judged),
@@ -212,6 +224,7 @@ def _setting(setting: status.Setting, varying: Sequence[str], index: int) -> dic
     return {
         "cells": setting.cells,
         "undefended": setting.undefended,
+        "owned": any(levels.level_of(cell, "owner").share for cell in setting.cells),
         "proofs": tables.proofs([(cell, cell.defense.guarantee) for cell in setting.cells]),
         "certificates": tables.certificates(setting.cells),
         "daggers": setting_daggers(setting),

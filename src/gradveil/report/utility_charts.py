@@ -17,8 +17,8 @@ from gradveil.report.charts import ladder_lines, number_marks
 from gradveil.report.svg import Scale, drawing, nice_ticks, tag
 from gradveil.study.results import CellResult
 from gradveil.study.training_result import Curve
+from gradveil.verdict.levels import bar_of
 from gradveil.verdict.numbers import percent
-from gradveil.verdict.status import bar_of
 
 __all__ = ["Panel", "curve_panels", "decision_chart", "training_chart"]
 

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from gradveil.study.evidence import Power, Rung
 from gradveil.study.measures import Paired
 from gradveil.study.results import CellResult
-from gradveil.verdict.levels import View
+from gradveil.verdict.levels import LEVELS, View, level_of, levels_of
 from gradveil.verdict.numbers import NBSP, count, interval, percent, significant
 
-__all__ = ["gain_words", "gap_words", "power_words", "view_words"]
+__all__ = ["gain_words", "gap_words", "level_rows", "not_tried", "power_words", "strength_lines", "view_words"]
 
 HALF = 0.5
 SURE = 0.05
@@ -27,6 +29,19 @@ def view_words(view: View) -> str:
     listed = f" of {view.size}" if view.name in ("list", "list_owner") and view.size else ""
     told = f"{share.count} of {count(share.n, view.unit)} {view.done}{listed} ({interval(share.low, share.high)})"
     return told if view.null is None else f"{told}, without the update {percent(view.null.value)}"
+
+
+def level_rows(cell: CellResult) -> list[tuple[str, View]]:
+    """Return the levels of a cell with their titles, from the least that can be had to the most."""
+    views = dict(zip(LEVELS, levels_of(cell), strict=True))
+    size = views["list"].size
+    rows = [
+        ("Its label", views["label"]),
+        (f"The record, from a list of {size}" if size else "The record, from a list", views["list"]),
+        ("The picture of the record", views["picture"]),
+    ]
+    owners = [("Its owner, from a list", level_of(cell, "list_owner")), ("Its owner, by the picture", level_of(cell, "owner"))]
+    return [*rows, *((title, view) for title, view in owners if view.share is not None)]
 
 
 def power_words(cell: CellResult) -> str:
@@ -87,3 +102,31 @@ def gain_words(gain: Paired | None) -> str:
     p = "p < 0.001" if gain.p < 0.001 else f"p = {gain.p:.2g}"
     told = f"{gain.first} identified by who knows the defense alone, {gain.second} by who ignores it alone, {p}"
     return told if gain.p < SURE else f"no clear difference: {told}"
+
+
+def not_tried(cells: Sequence[CellResult]) -> list[str]:
+    """Say which levels nobody looked at, and where nobody looked how strong the attackers are."""
+    lines = []
+    for name, what in (("label", "labels"), ("list", "an attacker who holds a list of candidates")):
+        reasons = dict.fromkeys(view.reason for view in (level_of(cell, name) for cell in cells) if view.share is None)
+        lines += [f"{what}: {reason}" for reason in reasons]
+    without = [cell.defense.spelling for cell in cells if not cell.defense.is_none and not _curve(cell)]
+    if without:
+        lines.append("how strong these attackers are against the defense (power)")
+    return lines
+
+
+def strength_lines(cells: Sequence[CellResult]) -> list[str]:
+    """Return what stands below a table: the power shown against every defense, and which levels nobody looked at."""
+    found: dict[str, list[str]] = {}
+    defended = [cell for cell in cells if not cell.defense.is_none]
+    for cell in defended:
+        found.setdefault(power_words(cell), []).append(cell.defense.spelling)
+    names = {line: dict.fromkeys(spellings) for line, spellings in found.items()}
+    all_of_them = len(dict.fromkeys(cell.defense.spelling for cell in defended))
+    lines = [f"{'all defenses' if len(own) == all_of_them else ', '.join(own)}: {line}" for line, own in names.items()]
+    return [*lines, *(f"not measured: {line}" for line in not_tried(cells) if "power" not in line)]
+
+
+def _curve(cell: CellResult) -> bool:
+    return cell.power is not None and bool(cell.power.ladder or cell.power.planted)

@@ -8,7 +8,8 @@ The status of a cell is about pictures, and compares the strongest attacker with
     information there, not found          nobody rebuilt a record, and who holds a list points most of them out: the update has
                                           the information, and our search did not get it
     untested                              nothing shows that these attackers break even the undefended update
-    cannot tell                           nothing was found, and searches are why: they failed, never moved, or were cut off
+    cannot tell                           nothing was found, and searches are why: they failed, never moved, were cut off, or won
+                                          nowhere else either
     not broken                            no more than by the best null, no closer pictures, at least 16 records, and the same
                                           attackers were shown to win where the defense is weaker
     not identified; power not measured    the same, and nobody looked how strong these attackers are
@@ -31,7 +32,6 @@ __all__ = [
     "Setting",
     "Status",
     "at_the_null",
-    "bar_of",
     "cannot_tell",
     "choose_headline",
     "closer_than_null",
@@ -80,7 +80,7 @@ class Setting:
 
     @property
     def best(self) -> CellResult | None:
-        """The defense with the lowest upper bound; ties by bytes, then client time, then regret."""
+        """The defense with the lowest upper bound for pictures; ties by that for lists, then bytes, client time and regret."""
         judged = [cell for cell in self.defended if not cell.failures]
         return min(judged, key=_rank, default=None)
 
@@ -102,12 +102,18 @@ class Headline:
         return self.best.identified.high < self.undefended.identified.high - 1e-9
 
 
-def _rank(cell: CellResult) -> tuple[float, float, float, float]:
+def _rank(cell: CellResult) -> tuple[float, float, float, float, float]:
     def known(value: float | None) -> float:
         return math.inf if value is None else value
 
-    high = round(cell.identified.high, 9)
-    return high, known(cell.bytes.up), known(cell.timing.defense_ms), known(cell.regret.worst)
+    high, listed = round(cell.identified.high, 9), level_of(cell, "list").share
+    return (
+        high,
+        round(listed.high, 9) if listed is not None else math.inf,
+        known(cell.bytes.up),
+        known(cell.timing.defense_ms),
+        known(cell.regret.worst),
+    )
 
 
 def closer_than_null(cell: CellResult) -> bool:
@@ -127,8 +133,10 @@ def cannot_tell(cell: CellResult) -> str:
         return (
             f"the search failed for {failed.count} of {failed.n} records, whose truth explains the update better than its finds"
         )
-    shown = cell.power is not None and cell.power.shown
-    if cell.settings.said("steps") and not shown:
+    power = cell.power
+    if power is not None and not power.shown and (power.ladder or power.planted):
+        return "these attackers won nowhere, neither against weaker settings nor with a planted leak"
+    if cell.settings.said("steps") and (power is None or not power.shown):
         return f"the attackers were cut off after {cell.settings.steps} steps"
     return ""
 

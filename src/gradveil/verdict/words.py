@@ -125,10 +125,19 @@ def headline_sentence(headline: Headline) -> str:
     bare = f"Without a defense, the strongest attacker identified {share.count} of {count(share.n, 'record')}"
     if best is None:
         return bare
-    after = best.identified
+    after, listed = best.identified, _by_list(cell, best)
     if not headline.helps:
         return f"{bare}; no defense of this run lowered that bound"
-    return f"{bare}; with the best defense of this run, {after.count} of {after.n}"
+    return f"{bare}; with the best defense of this run, {after.count} of {after.n}{listed}"
+
+
+def _by_list(bare: CellResult, best: CellResult) -> str:
+    """Say what a list adds, which a defense of pictures may not touch."""
+    views = [(view, view.share) for view in (level_of(bare, "list"), level_of(best, "list"))]
+    told = [f"{share.count} of {share.n}" for _, share in views if share is not None]
+    size = views[-1][0].size
+    held = f"a list of {size} candidates" if size else "a list of candidates"
+    return f"; who holds {held} points out {' and '.join(told)}" if len(told) == len(views) else ""
 
 
 def costs(cell: CellResult, undefended: CellResult | None) -> list[tuple[str, str]]:

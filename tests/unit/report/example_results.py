@@ -219,6 +219,35 @@ def cell(example: Example, key: str, settings: dict[str, Any], owners: bool = Fa
     }
 
 
+def evidence(example: Example, owners: bool = False) -> dict[str, Any]:
+    """Return what stands beside the pictures: a list points out everybody under sparse updates, and nobody under much noise."""
+    seen = max(example.plain, example.informed or 0)
+    pointed = N if "top_k" in example.spelling else min(N, seen + 1)
+    null = {"null": "derangement", "value": 1 / N, "high": 0.1, "draws": 4}
+    people = {"owners": wilson(min(4, seen), 4), "owners_null": {"null": "derangement", "value": 0.25}} if owners else {}
+    reach = [{"attacker": "likelihood", "share": wilson(pointed, N), "informed": True}]
+    random = {"share": wilson(pointed, N), "attacker": "likelihood", "null": null, "reached": reach, "size": 128, **people}
+    label = {"share": wilson(min(N, seen + 3), N), "attacker": "rows", "null": {**null, "value": 0.25, "high": 0.3}}
+    level = {"label": label, "list": {"lists": {"random": random}, "draws": 4}}
+    if owners:
+        level |= {
+            "owners": {
+                "share": wilson(min(4, seen), 4),
+                "attacker": "dlg (plain)",
+                "null": {"null": "derangement", "value": 0.25},
+            }
+        }
+    found: dict[str, Any] = {"levels": level}
+    if "none" not in example.spelling:
+        failed = (N - seen) // 2
+        gone = N - seen - failed
+        found |= {"gap": {"search_failed": wilson(failed, N), "information_gone": wilson(gone, N), "found": wilson(seen, N)}}
+        ladder = [{"spelling": "gaussian_noise(std=0.001)", "identified": wilson(15, N)}]
+        planted = [{"leak": 0.01, "identified": wilson(2, N)}, {"leak": 0.1, "identified": wilson(14, N)}]
+        found |= {"power": {"ensemble": "quick-1", "ladder": ladder, "planted": planted, "a50": 0.047, "shown": True}}
+    return found
+
+
 SETTINGS: dict[str, Any] = {
     "data": "photos",
     "model": "lenet",
@@ -293,6 +322,7 @@ def make_results(
     without_pictures: Sequence[int] = (),
     side: int = 32,
     seeds: int = 0,
+    levels: bool = False,
 ) -> Path:
     """Write a results folder and return it.
 
@@ -307,6 +337,7 @@ def make_results(
         without_pictures: Positions of cells whose npz is missing.
         side: Height and width of the pictures.
         seeds: Trainings per defense behind its utility; 0 measures none.
+        levels: Whether labels, lists, owners, gaps and power were measured.
     """
     cells = folder / "cells"
     cells.mkdir(parents=True, exist_ok=True)
@@ -318,6 +349,7 @@ def make_results(
             break
         made = cell(_weaken(example, settings), key, settings, owners)
         made |= {"utility": utility(folder, example, DEFENSES[0], seeds)} if seeds else {}
+        made |= evidence(example, owners) if levels else {}
         (cells / f"{key}.json").write_text(json.dumps(made))
         timing = {"key": key, "seconds": 21.4, "attack_steps": 16000, "steps_per_second": 900.0, "peak_memory_mb": 900}
         timing |= {"risk_seconds": 20.1}
@@ -360,4 +392,4 @@ def _weaken(example: Example, settings: dict[str, Any]) -> Example:
 
 
 if __name__ == "__main__":
-    make_results(Path(sys.argv[1]), seeds=3)
+    make_results(Path(sys.argv[1]), seeds=3, levels=True, owners=True)

@@ -71,7 +71,7 @@ def test_with_power_it_is_and_says_where_these_attackers_win() -> None:
 def test_attackers_who_won_nowhere_prove_nothing() -> None:
     weak = replace(SHOWN, shown=False, ladder=SHOWN.ladder[2:], planted=SHOWN.planted[:1], a50=None)
     beaten = cell(1, power=weak)
-    assert status_of(beaten, BARE) is Status.UNPROVEN
+    assert status_of(beaten, BARE) is Status.CANNOT_TELL and "won nowhere" in said(beaten)
     assert "won nowhere" in power_words(beaten)
     assert "Power not measured: too dear." in power_words(cell(1, power=Power(reason="too dear")))
     assert power_words(cell(1)).startswith("Power not measured")
