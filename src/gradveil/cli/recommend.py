@@ -21,7 +21,8 @@ def recommend(
     ] = None,
     max_time: Annotated[float | None, typer.Option(metavar="RATIO", help="Client time, relative to no defense.")] = None,
     max_bytes_ratio: Annotated[float | None, typer.Option(metavar="RATIO", help="Bytes sent, relative to no defense.")] = None,
-    max_identified: Annotated[float | None, typer.Option(metavar="SHARE", help="Upper bound of the share identified.")] = None,
+    max_identified: Annotated[float | None, typer.Option(metavar="SHARE", help="Upper bound of the share attackers get.")] = None,
+    level: Annotated[str, typer.Option(metavar="LEVEL", help="What counts as a leak: label, list or picture.")] = "picture",
     strict: Annotated[
         bool, typer.Option("--strict", help="The whole interval of the accuracy must be within the limit.")
     ] = False,
@@ -48,6 +49,7 @@ def recommend(
         max_bytes_ratio=max_bytes_ratio,
         max_identified=max_identified,
         strict=strict,
+        level=level,
         cut=cut,
     )
     with as_folder(folder) as read:

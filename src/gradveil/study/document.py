@@ -36,7 +36,7 @@ class Whole:
     fail_if: str = key(
         "",
         named,
-        "exit with 1 if a bound is beyond, as in identified>0.05 or invre>0.45",
+        "exit with 1 if more leaks, as in identified>0.05, list>0.05, label>0.5 or invre>0.45",
         section="audit",
         axis=True,
         metavar="LIMIT",

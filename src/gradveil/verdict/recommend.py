@@ -1,25 +1,25 @@
 """Choose a defense by limits: the one that leaks least among those that cost no more than allowed, or none and why.
 
-Leaking is judged like everywhere: by the upper bound of the share that the strongest attacker identified. A defense measured in
-several settings counts with its worst one, and one that leaks no less than no defense is never recommended. Where the numbers do
-not allow a choice, nothing is: an attacker who cannot even break the undefended update, a federation that learned nothing, a
-failed trust check and an accuracy nobody measured are no evidence.
+Leaking is judged like everywhere: by the upper bound of what the strongest attacker got, of pictures unless another level is
+asked for. A defense measured in several settings counts with its worst one, and one that leaks no less than no defense is never
+recommended. Where the numbers do not allow a choice, nothing is: an attacker who cannot even break the undefended update, a
+federation that learned nothing, a failed trust check, and a level or an accuracy nobody measured are no evidence.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from gradveil.errors import Unreliable, UsageError, suggest
 from gradveil.study.cell import HORIZONTAL
-from gradveil.study.checks import is_number
-from gradveil.study.codec import encode
-from gradveil.study.measures import Estimate, Share
+from gradveil.study.measures import Share
 from gradveil.study.results import CellResult
 from gradveil.study.run_result import Run
+from gradveil.verdict.candidates import Candidate, Requirements
+from gradveil.verdict.level_words import view_words
+from gradveil.verdict.levels import View, level_of, levels_of
 from gradveil.verdict.numbers import count, interval, percent, points, times
 from gradveil.verdict.status import Setting, Status, at_the_null, settings_of, status_of
 
@@ -28,94 +28,6 @@ __all__ = ["Candidate", "Recommendation", "Requirements", "recommend"]
 MOST_NAMED = 3
 FEW_SEEDS = 4
 """Below this many, an interval may be wide because of the seeds alone."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Requirements:
-    """What a defense may cost; None leaves a side open.
-
-    Attributes:
-        max_accuracy_drop: Percentage points of accuracy that training with it may lose.
-        max_time: Client time, relative to no defense.
-        max_bytes_ratio: Bytes that clients send, relative to no defense.
-        max_identified: Share of records, compared with the upper bound of what was identified.
-        strict: Whether the far end of the interval of the accuracy must be within the limit, not only its mean.
-        cut: Judge the rows of models that are cut here; empty takes horizontal rows, or all cuts where those have no defense.
-    """
-
-    max_accuracy_drop: float | None = None
-    max_time: float | None = None
-    max_bytes_ratio: float | None = None
-    max_identified: float | None = None
-    strict: bool = False
-    cut: str = ""
-
-    def __post_init__(self) -> None:
-        """Refuse limits that mean nothing."""
-        for name, most in (
-            ("max_accuracy_drop", 100.0),
-            ("max_time", math.inf),
-            ("max_bytes_ratio", math.inf),
-            ("max_identified", 1.0),
-        ):
-            value = getattr(self, name)
-            if value is not None and not (is_number(value) and 0 <= value <= most):
-                known = f"between 0 and {most:g}" if math.isfinite(most) else "of at least 0"
-                raise UsageError(f"--{name.replace('_', '-')} is {value:g}; give a number {known}")
-        if all(each is None for each in (self.max_accuracy_drop, self.max_time, self.max_bytes_ratio, self.max_identified)):
-            raise UsageError(
-                "give at least one limit, as in --max-accuracy-drop 1; without one, the strongest defense always wins"
-            )
-        if self.strict and self.max_accuracy_drop is None:
-            raise UsageError("--strict is about --max-accuracy-drop; give that too")
-
-
-@dataclass(frozen=True, kw_only=True)
-class Candidate:
-    """A defense at one strength, with its worst numbers over all settings.
-
-    Attributes:
-        spelling: The defense.
-        identified: Share identified by the strongest attacker, where its upper bound is highest.
-        accuracy: Accuracy after training.
-        difference: Change of accuracy by paired seeds, or None where it was not measured.
-        time: Client time relative to no defense, or None.
-        sent: Bytes that clients send relative to no defense, or None.
-        doubts: Why it cannot be judged; empty where it can.
-        excess: Each limit it breaks, in words, with how far beyond it is, relative to the limit.
-    """
-
-    spelling: str
-    identified: Share
-    accuracy: Estimate | None
-    difference: Estimate | None
-    time: float | None
-    sent: float | None
-    doubts: tuple[str, ...]
-    excess: tuple[tuple[str, float], ...]
-
-    @property
-    def qualifies(self) -> bool:
-        """Whether it can be judged and breaks no limit."""
-        return not self.doubts and not self.excess
-
-    def rank(self) -> tuple[float, float, float]:
-        """Order of preference: lowest upper bound, then accuracy, then client time."""
-        gained = -self.difference.value if self.difference is not None else math.inf
-        return round(self.identified.high, 9), gained, math.inf if self.time is None else self.time
-
-    def as_dict(self) -> dict[str, Any]:
-        """Return plain JSON values."""
-        return {
-            "defense": self.spelling,
-            "identified": encode(self.identified),
-            "accuracy": encode(self.accuracy),
-            "difference": encode(self.difference),
-            "time_ratio": self.time,
-            "bytes_ratio": self.sent,
-            "qualifies": self.qualifies,
-            "reasons": [*self.doubts, *(words for words, _ in self.excess)],
-        }
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -157,7 +69,7 @@ def recommend(run: Run, asked: Requirements) -> Recommendation:
     """
     chosen_rows = _rows(run, asked)
     settings = settings_of(chosen_rows)
-    _check_evidence(settings, unfinished=bool(run.missing))
+    _check_evidence(settings, asked.level, unfinished=bool(run.missing))
     candidates = sorted(_candidates(settings, asked), key=Candidate.rank)
     judged = [candidate for candidate in candidates if not candidate.doubts]
     if not judged:
@@ -166,10 +78,13 @@ def recommend(run: Run, asked: Requirements) -> Recommendation:
     notes = _common_notes(run, candidates, chosen_rows)
     fit = [candidate for candidate in judged if candidate.qualifies]
     if not fit:
-        return Recommendation(chosen=None, sentence=_refusal(judged), notes=tuple(notes), candidates=tuple(candidates))
+        return Recommendation(
+            chosen=None, sentence=_refusal(judged, asked.level), notes=tuple(notes), candidates=tuple(candidates)
+        )
     chosen = fit[0]
     notes = [*_notes_on(chosen, fit[1:], settings, asked), *notes]
-    return Recommendation(chosen=chosen, sentence=_answer(chosen, fit, judged), notes=tuple(notes), candidates=tuple(candidates))
+    sentence = _answer(chosen, fit, judged, asked.level)
+    return Recommendation(chosen=chosen, sentence=sentence, notes=tuple(notes), candidates=tuple(candidates))
 
 
 def _rows(run: Run, asked: Requirements) -> list[CellResult]:
@@ -185,7 +100,7 @@ def _rows(run: Run, asked: Requirements) -> list[CellResult]:
     return next((side for side in rows if any(not cell.defense.is_none for cell in side)), rows[0] or rows[1])
 
 
-def _check_evidence(settings: Sequence[Setting], *, unfinished: bool) -> None:
+def _check_evidence(settings: Sequence[Setting], level: str, *, unfinished: bool) -> None:
     cells = [cell for setting in settings for cell in setting.defended]
     if not cells:
         raise UsageError(
@@ -204,7 +119,10 @@ def _check_evidence(settings: Sequence[Setting], *, unfinished: bool) -> None:
             raise Unreliable(f"nothing can be recommended: {why}")
         if bare.failures:
             raise Unreliable(f"nothing can be recommended: a check failed on the undefended update ({_failure(bare)})")
-        if at_the_null(bare):
+        view = level_of(bare, level)
+        if view.share is None:
+            raise Unreliable(f"nothing can be recommended: {view.name} was not measured ({view.reason})")
+        if at_the_null(bare) if level == "picture" else not view.open:
             raise Unreliable(f"nothing can be recommended: {bare.ensemble} does not break even the undefended update")
     for cell in cells:
         _check_learned(cell)
@@ -237,7 +155,7 @@ def _candidate(spelling: str, settings: Sequence[Setting], asked: Requirements) 
     worst = min(differences, key=lambda each: each.value, default=None)
     found = Candidate(
         spelling=spelling,
-        identified=max((cell.identified for cell in cells), key=lambda share: share.high),
+        identified=max((_leak(cell, asked.level) for cell in cells), key=lambda share: share.high),
         accuracy=min((cell.accuracy for cell in cells if cell.accuracy is not None), key=lambda each: each.value, default=None),
         difference=worst,
         time=_worst([cell.time_ratio for cell in cells]),
@@ -245,11 +163,16 @@ def _candidate(spelling: str, settings: Sequence[Setting], asked: Requirements) 
         doubts=tuple(_doubts(cells, len(settings), asked)),
         excess=(),
     )
-    bare = max((s.undefended.identified for s in settings if s.undefended is not None), key=lambda share: share.high)
+    bare = max((_leak(s.undefended, asked.level) for s in settings if s.undefended is not None), key=lambda share: share.high)
     idle = (
         [(f"leaks no less than no defense ({bare.count} of {bare.n})", 1.0)] if found.identified.high >= bare.high - 1e-9 else []
     )
     return Candidate(**{**vars(found), "excess": (*idle, *_excess(found, asked))})
+
+
+def _leak(cell: CellResult, level: str) -> Share:
+    """Return what the strongest attacker got at a level; everything where nobody looked, which is a doubt as well."""
+    return level_of(cell, level).share or Share.of(cell.n or 1, cell.n or 1)
 
 
 def _worst(values: Sequence[float | None]) -> float | None:
@@ -262,6 +185,8 @@ def _doubts(cells: Sequence[CellResult], settings: int, asked: Requirements) -> 
     doubts = [f"a trust check failed ({_failure(failed)})"] if failed is not None else []
     if len(cells) < settings:
         doubts.append(f"measured in {len(cells)} of {settings} settings")
+    views = [level_of(cell, asked.level) for cell in cells]
+    doubts += [f"{view.name} was not measured ({view.reason})" for view in views if view.share is None][:1]
     if any(cell.utility is None or cell.utility.difference is None for cell in cells):
         doubts.append("accuracy was not measured")
     if asked.max_time is not None and _worst([cell.time_ratio for cell in cells]) is None:
@@ -293,33 +218,34 @@ def _excess(found: Candidate, asked: Requirements) -> list[tuple[str, float]]:
         broken.append((f"sends {times(found.sent)} bytes (limit {limit:g}×)", found.sent, limit, 0.1))
     if asked.max_identified is not None:
         high, limit = found.identified.high, asked.max_identified
-        broken.append((f"may let {percent(high)} be identified (limit {percent(limit)})", high, limit, 0.05))
+        done = View(name=asked.level).done
+        broken.append((f"may let {percent(high)} be {done} (limit {percent(limit)})", high, limit, 0.05))
     return [(words, (value - limit) / max(limit, least)) for words, value, limit, least in broken if value > limit + 1e-9]
 
 
-def _measured(found: Candidate) -> str:
-    share = found.identified
+def _measured(found: Candidate, level: str) -> str:
+    share, view = found.identified, View(name=level)
     found_out = f"{percent(share.value)}, 95 % interval {interval(share.low, share.high)}"
-    told = f"{share.count} of {count(share.n, 'record')} identified ({found_out})"
+    told = f"{share.count} of {count(share.n, view.unit)} {view.done} ({found_out})"
     if found.difference is not None:
         told += f", accuracy {points(found.difference)} points over {count(found.difference.n, 'paired seed')}"
     told += f", {times(found.time)} client time" if found.time is not None else ""
     return told + (f", {times(found.sent)} bytes up" if found.sent is not None else "")
 
 
-def _answer(chosen: Candidate, fit: Sequence[Candidate], judged: Sequence[Candidate]) -> str:
+def _answer(chosen: Candidate, fit: Sequence[Candidate], judged: Sequence[Candidate], level: str) -> str:
     if len(judged) == 1:
-        return f"use {chosen.spelling}: it is within the limits, and no other defense was judged; {_measured(chosen)}"
+        return f"use {chosen.spelling}: it is within the limits, and no other defense was judged; {_measured(chosen, level)}"
     of = f"{len(judged)} defenses within the limits"
-    why = f"it leaks least of the {len(fit)} of {of}" if len(fit) > 1 else f"it is the only one of {of}"
-    return f"use {chosen.spelling}: {why}; {_measured(chosen)}"
+    why = f"it leaks least of the {len(fit)} of {of}" if len(fit) > 1 else f"it is the only one of {of} that leaks less than none"
+    return f"use {chosen.spelling}: {why}; {_measured(chosen, level)}"
 
 
-def _refusal(judged: Sequence[Candidate]) -> str:
+def _refusal(judged: Sequence[Candidate], level: str) -> str:
     nearest = min(judged, key=lambda candidate: (max(over for _, over in candidate.excess), candidate.rank()))
     limits = " and ".join(words for words, _ in nearest.excess)
     who = f"of {count(len(judged), 'defense')}, {nearest.spelling} comes nearest, but"
-    return f"none qualifies: {who} {limits}; {_measured(nearest)}"
+    return f"none qualifies: {who} {limits}; {_measured(nearest, level)}"
 
 
 def _notes_on(chosen: Candidate, others: Sequence[Candidate], settings: Sequence[Setting], asked: Requirements) -> list[str]:
@@ -339,13 +265,23 @@ def _notes_on(chosen: Candidate, others: Sequence[Candidate], settings: Sequence
             notes.append(f"differential privacy of the whole training: {proved.sentence}")
         if cell.informed is None:
             notes.append(f"no attacker of {cell.ensemble} knew this defense; one who does may find more")
-        if cell.identified.high >= bare.identified.low:
+        if _leak(cell, asked.level).high >= _leak(bare, asked.level).low:
             notes.append("its interval overlaps that of no defense, so these records do not show that it leaks less")
+        notes += _notes_on_levels(cell, asked.level)
         if status_of(cell, bare) is Status.BROKEN:
             notes.append(
                 f"it is broken all the same: {cell.ensemble} identifies clearly more records than can be had without the update"
             )
     return list(dict.fromkeys([*notes, *_notes_on_accuracy(chosen, asked)]))
+
+
+def _notes_on_levels(cell: CellResult, level: str) -> list[str]:
+    """Say what attackers get at the other levels, and whether they were shown to be strong."""
+    others = [view for view in levels_of(cell) if view.name != level and view.open]
+    notes = [f"it is about {level}s alone: {view_words(view)}" for view in others]
+    if status_of(cell, None) is not Status.BROKEN and (cell.power is None or not cell.power.shown):
+        notes.append("power was not measured, so nothing shows how strong these attackers are against it")
+    return notes
 
 
 def _notes_on_accuracy(chosen: Candidate, asked: Requirements) -> list[str]:

@@ -90,9 +90,11 @@ def test_what_the_intervals_do_not_show_is_said(tmp_path: Path) -> None:
     notes = " ".join(ask(tmp_path, NONE, almost, max_accuracy_drop=50).notes)
     assert "overlaps that of no defense" in notes and "broken all the same" in notes
     alone = ask(tmp_path, NONE, replace(STRONG, informed=None), max_accuracy_drop=50)
-    assert alone.notes == ("no attacker of quick-1 knew this defense; one who does may find more",)
+    assert alone.notes[0] == "no attacker of quick-1 knew this defense; one who does may find more"
     clear = ask(tmp_path, NONE, STRONG, max_accuracy_drop=50)
-    assert clear.notes == ()
+    assert (
+        clear.notes == alone.notes[1:] == ("power was not measured, so nothing shows how strong these attackers are against it",)
+    )
 
 
 def test_the_interval_of_accuracy_is_a_note_or_with_strict_a_limit(tmp_path: Path) -> None:
@@ -237,3 +239,37 @@ def test_limits_that_mean_nothing_are_refused(asked: dict[str, Any], says: str) 
     with pytest.raises(UsageError) as caught:
         Requirements(**asked)
     assert says in str(caught.value)
+
+
+def with_levels(folder: Path, *defenses: Example) -> Recommendation:
+    make_results(folder, defenses=defenses, seeds=3, levels=True)
+    return recommend(load_run(folder), Requirements(max_accuracy_drop=90.0, level="list"))
+
+
+def test_a_level_is_judged_by_its_own_numbers(tmp_path: Path) -> None:
+    """By pictures the sparse update is best; by a list it leaks everything."""
+    sparse = Example("top_k(keep=0.01)", 0, 0, 10.0)
+    found = with_levels(tmp_path, NONE, sparse, MIDDLE)
+    assert found.chosen is not None and found.chosen.spelling == MIDDLE.spelling
+    assert "9 of 16 records pointed out on a list" in found.as_dict()["sentence"]
+    told = next(each for each in found.as_dict()["candidates"] if each["defense"] == sparse.spelling)
+    assert told["reasons"] == ["leaks no less than no defense (16 of 16)"]
+    pictures = recommend(load_run(tmp_path), Requirements(max_accuracy_drop=90.0))
+    assert pictures.chosen is not None and pictures.chosen.spelling == sparse.spelling
+    assert any("16 of 16 records pointed out on a list of 128" in note for note in pictures.as_dict()["notes"]), (
+        "and says what a list adds"
+    )
+
+
+def test_a_level_nobody_measured_recommends_nothing(tmp_path: Path) -> None:
+    with pytest.raises(Unreliable, match=r"list was not measured .*audit again"):
+        ask(tmp_path, max_accuracy_drop=90, level="list")
+    with pytest.raises(UsageError, match="did you mean 'list'"):
+        Requirements(max_accuracy_drop=1.0, level="lists")
+
+
+def test_without_power_the_recommendation_says_so(tmp_path: Path) -> None:
+    missing = "power was not measured, so nothing shows how strong these attackers are against it"
+    assert missing in ask(tmp_path / "1", NONE, STRONG, max_accuracy_drop=90).notes
+    make_results(tmp_path / "2", defenses=[NONE, STRONG], seeds=3, levels=True)
+    assert missing not in recommend(load_run(tmp_path / "2"), Requirements(max_accuracy_drop=90.0)).notes
