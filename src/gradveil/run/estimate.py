@@ -33,6 +33,7 @@ from gradveil.federation.latency import measure_latency
 from gradveil.federation.setup import build_federation
 from gradveil.federation.vertical_training import build_vertical, measure_party
 from gradveil.learning import Learner
+from gradveil.learning.autograd import one_at_a_time
 from gradveil.randomness import Seed
 from gradveil.records import Batch
 from gradveil.run.grid import cells_of, check_inputs
@@ -261,7 +262,7 @@ def _measure(cell: Cell, dataset: Dataset) -> _Speed:
     learner = learner.replace(settings=learner.settings.replace(clients=cell.clients))
     execution = choose_execution("auto", torch.device(cell.device), learner.parameters, cell.targets, len(batch), 0)
     count = 1 if execution.mode == "looped" else execution.chunk
-    evaluate = _step(learner, batch, execution)
+    evaluate = _step(one_at_a_time(learner) if execution.mode == "looped" else learner, batch, execution)
     rows = batch.inputs.flatten().expand(count, -1).contiguous()
     return _Speed(step=cell.rounds * _seconds(lambda: evaluate(rows, {}), cell.device) / count, client=client)
 

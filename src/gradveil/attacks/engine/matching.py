@@ -23,6 +23,7 @@ from gradveil.attacks.engine.optimisers import LBFGS, Adam
 from gradveil.attacks.engine.priors import energy, total_variation
 from gradveil.attacks.engine.smooth_relu import has_relu, sharpness_at, smooth_learner, with_sharpness
 from gradveil.errors import MissingKnowledge, UsageError
+from gradveil.learning.autograd import one_at_a_time
 from gradveil.learning.learner import Learner
 from gradveil.learning.statistics import recover_statistics, statistics_distance
 from gradveil.records import AdversaryModel, Comparison, Knowledge, Observation, Reconstruction
@@ -166,6 +167,8 @@ def _run_recipe(recipe: Recipe, observations: Sequence[Observation], context: At
         first.examples,
         steps if recipe.matching else 0,
     )
+    if execution.mode == "looped":
+        matching = dataclasses.replace(matching, learners=tuple(one_at_a_time(learner) for learner in learners))
     if recipe.statistics and execution.mode == "compiled":
         # The compiler does not follow the hooks that listen to BatchNorm layers.
         execution = dataclasses.replace(execution, mode="batched")
