@@ -8,7 +8,7 @@ attacker's own making.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Self
 
@@ -57,6 +57,7 @@ class AttackContext:
         random_defense: Whether the known defense draws randomness.
         watch: Called after every step of a gradient-matching recipe with the number of steps and the best leaves so far, one row
             per target and restart; for studies of how attacks converge.
+        memory: What attackers have learned of this client and may share, by what it depends on.
     """
 
     seed: Seed
@@ -66,6 +67,7 @@ class AttackContext:
     progress: Callable[[int], None] | None = None
     random_defense: bool = False
     watch: Callable[[int, Named], None] | None = None
+    memory: dict[Hashable, Any] = field(default_factory=dict, compare=False, repr=False)
 
     def steps(self, wanted: int) -> int:
         """Return how many of the wanted steps the budget allows."""
