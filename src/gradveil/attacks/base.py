@@ -80,7 +80,7 @@ class Cost:
 
     Attributes:
         steps: Evaluations per restart.
-        restarts: Candidates per target.
+        restarts: Candidates per target, for each of its plausible labels.
         client_updates: Updates of the defended client per step, in the mean, where it is run along the way.
     """
 
@@ -125,6 +125,10 @@ class Attack:
     def cost(self) -> Cost:
         """Return what it spends on one target at most; one look at the update unless it says otherwise."""
         return Cost()
+
+    def hypotheses(self, observation: Observation, context: AttackContext) -> int:
+        """Return with how many different labels it searches for this target; what it costs is per label."""
+        return 1
 
     def needs(self, observation: Observation) -> frozenset[Knowledge]:
         """Return what it must know: what its card says, the defense if its stance uses it, and how local steps were taken."""

@@ -19,6 +19,7 @@ NEWTON_STEPS = 30
 TEMPERATURES = tuple(0.05 * 1.2**power for power in range(17))  # up to 0.92
 """A model is never taken to be surer than it was fitted, only less sure."""
 SUPPRESSED = 1e-9
+ROUNDING = 1e-7
 
 
 def standardised(values: Tensor) -> Tensor:
@@ -40,7 +41,8 @@ def features_of_rows(weight: Tensor, bias: Tensor | None, direction: Tensor, pre
     weight = weight.double()
     bias = torch.zeros_like(weight[:, 0]) if bias is None else bias.double()
     along = weight @ direction
-    angle = (bias - (bias * prediction.double()).sum()).abs()
+    # The label's is tiny if it is anything: its size must not vanish beside that of the others.
+    angle = ((bias - (bias * prediction.double()).sum()).abs() + ROUNDING * bias.norm() + torch.finfo(bias.dtype).tiny).log()
     columns = [
         *(bias, weight.sum(1), along),
         *(bias.abs(), weight.norm(dim=1), along.abs()),
