@@ -235,8 +235,8 @@ class WhatArrives:
         exact: Names the tensors that arrive exactly, up to one positive factor per layer.
         incomplete: Whether this attacker knows less than the whole defense of what was seen here; the row is flagged.
         least_protected_round: Index of the round seen that is protected least, for attacks that read one round only.
-        label_evidence: Reads the label of one example off the last bias of that round; None, or None as its answer, reads the
-            bias as the gradient it is without a defense.
+        label_evidence: Reads the label of one example off the last bias of that round, whichever update of this client it came
+            with; None, or None as its answer, reads the bias as the gradient it is without a defense.
         equal_weights: Whether loud tensors that tell little drown quiet ones that tell much, so that a search should weigh
             all tensors alike.
         plain_search: Whether the search is, step by step, that of an attacker who ignores the defense.
@@ -368,6 +368,7 @@ class Reconstruction:
         recipe: Name of the attack recipe that made it.
         stance: How the recipe treated the defense: plain, informed, straight_through, averaged, zero_mask.
         restart: Which of the recipe's restarts.
+        hypothesis: Which of the plausible labels it was searched with, the most probable being 0.
         variables: The defense's unknowns as fitted.
         unfinished: Inputs before the informed attacker's finishing touch, where it had one; what the update was matched with.
         first_loss: Objective at the start.
@@ -384,6 +385,7 @@ class Reconstruction:
     target: int = 0
     stance: str = "plain"
     restart: int = 0
+    hypothesis: int = 0
     variables: Named = field(default_factory=dict)
     unfinished: Tensor | None = None
     first_loss: float = float("nan")

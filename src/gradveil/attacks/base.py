@@ -8,7 +8,7 @@ attacker's own making.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Self
 
@@ -57,6 +57,7 @@ class AttackContext:
         random_defense: Whether the known defense draws randomness.
         watch: Called after every step of a gradient-matching recipe with the number of steps and the best leaves so far, one row
             per target and restart; for studies of how attacks converge.
+        memory: What attackers have learned of this client and may share, by what it depends on.
     """
 
     seed: Seed
@@ -66,6 +67,7 @@ class AttackContext:
     progress: Callable[[int], None] | None = None
     random_defense: bool = False
     watch: Callable[[int, Named], None] | None = None
+    memory: dict[Hashable, Any] = field(default_factory=dict, compare=False, repr=False)
 
     def steps(self, wanted: int) -> int:
         """Return how many of the wanted steps the budget allows."""
@@ -78,7 +80,7 @@ class Cost:
 
     Attributes:
         steps: Evaluations per restart.
-        restarts: Candidates per target.
+        restarts: Candidates per target, for each of its plausible labels.
         client_updates: Updates of the defended client per step, in the mean, where it is run along the way.
     """
 
@@ -123,6 +125,10 @@ class Attack:
     def cost(self) -> Cost:
         """Return what it spends on one target at most; one look at the update unless it says otherwise."""
         return Cost()
+
+    def hypotheses(self, observation: Observation, context: AttackContext) -> int:
+        """Return with how many different labels it searches for this target; what it costs is per label."""
+        return 1
 
     def needs(self, observation: Observation) -> frozenset[Knowledge]:
         """Return what it must know: what its card says, the defense if its stance uses it, and how local steps were taken."""

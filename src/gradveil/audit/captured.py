@@ -199,7 +199,7 @@ def _null_score(subject: Subject, observation: Observation, referee: Referee) ->
     """Return the best score of inputs that have nothing to do with the update: public images with the recovered labels."""
     from gradveil.attacks.engine.labels import recover_labels
 
-    labels = recover_labels(observation)
+    labels = recover_labels(observation, informed=True)
     nulls = [Reconstruction(r.batch.inputs.to(labels.device), labels, recipe="null") for r in subject.rehearsals[:NULL_TRIES]]
     return min(referee.scores(observation, nulls)) if nulls else float("nan")
 

@@ -85,7 +85,7 @@ def run_cell(
         raise UsageError(f"no attack of {ensemble.name!r} applies to this model and batch size; choose another ensemble")
     partial = PartialWork(work, cell.device)
     # What an earlier run did is neither planned nor done in this one, or the time left would be wrong.
-    counter.planned = planned_steps([a for place, a in enumerate(attacks) if not partial.has(place)], context, len(everyone))
+    counter.planned = planned_steps([a for place, a in enumerate(attacks) if not partial.has(place)], context, everyone)
     found = attack_all(attacks, everyone, context, partial)
     count = len(subject.targets)
     referee = Referee.rehearsed(
@@ -122,10 +122,14 @@ class _Counter:
             self._report(self.done, self.planned)
 
 
-def planned_steps(attacks: Sequence[Attack], context: AttackContext, observations: int) -> int:
-    """Return the candidate-steps the attacks would spend if none stopped early."""
-    costs = [attack.cost() for attack in attacks]
-    return sum(context.steps(cost.steps) * cost.restarts * observations for cost in costs)
+def planned_steps(attacks: Sequence[Attack], context: AttackContext, observations: Sequence[Observation]) -> int:
+    """Return the candidate-steps the attacks would spend if none stopped early, over all plausible labels."""
+    total = 0
+    for attack in attacks:
+        cost = attack.cost()
+        labels = sum(attack.hypotheses(observation, context) for observation in observations)
+        total += context.steps(cost.steps) * cost.restarts * labels
+    return total
 
 
 def attack_all(

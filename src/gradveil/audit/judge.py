@@ -189,7 +189,7 @@ def per_recipe(
             Attacker(
                 recipe=kept[0].recipe,
                 stance=kept[0].stance,
-                tries=len(own[0]),
+                tries=max(len(many) for many in own),
                 chosen=sum(recipe_key(c) == key for c in chosen),
                 rehearsal_psnr=referee.rehearsal.get(key),
                 summary=score(subject, kept).summary(seed.child(key)),

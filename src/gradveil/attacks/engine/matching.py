@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -15,7 +16,7 @@ from gradveil.adversary import prefixed, with_prefix
 from gradveil.attacks.adaptive import OFFSET, REFRESH_EVERY, STANCES, StraightThrough, adversary_for
 from gradveil.attacks.base import AttackContext
 from gradveil.attacks.engine.execution import COARSE_FROM, Execution, choose_execution
-from gradveil.attacks.engine.labels import recover_labels
+from gradveil.attacks.engine.label_belief import label_hypotheses
 from gradveil.attacks.engine.loop import Outcome, Problem, Refresh, optimise
 from gradveil.attacks.engine.matrix_convolution import quicker
 from gradveil.attacks.engine.objectives import OBJECTIVES
@@ -39,6 +40,9 @@ LIKELIHOOD = "likelihood"
 STATISTICS = "statistics/"
 SETTLED = 0.9
 
+_Place = tuple[int, int, int]
+"""Of one candidate: its target, its hypothesis about labels, its restart."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Recipe:
@@ -57,7 +61,7 @@ class Recipe:
         relative: Measure the matching loss in units of its value at the start, so that one prior weight fits every model.
         energy: Weight of the squared distance to grey.
         box: Keep inputs inside [0, 1].
-        labels: ``recovered`` from the update, ``joint`` optimised with the inputs, ``given`` by the threat model.
+        labels: ``recovered`` from the update, all that are plausible for who knows the defense; ``joint`` optimised with the inputs, ``given`` by the threat model.
         stance: How the defense is treated; see `gradveil.attacks.adaptive`.
         smooth_relu: Use the smooth ReLU derivative where the model has ReLUs.
         matching: Weight of the matching term; 0 leaves the prior alone, which is a null baseline.
@@ -157,7 +161,7 @@ def _run_recipe(recipe: Recipe, observations: Sequence[Observation], context: At
     learners = tuple(quicker(learner, first.input_shape) for learner in learners)
     matching = _Matching(recipe, learners, adversary, adversary.arrives(first).noise_std, smooth)
     steps = context.steps(recipe.steps)
-    leaves, constants = _stack(recipe, adversary, observations, context, smooth)
+    places, leaves, constants = _stack(recipe, adversary, observations, context, smooth)
     count = leaves["inputs"].shape[0]
     execution = choose_execution(
         context.execution,
@@ -196,14 +200,17 @@ def _run_recipe(recipe: Recipe, observations: Sequence[Observation], context: At
         _, first_loss = _misfits(matching, leaves, _scheduled(refresh, steps - 1, leaves, constants), execution)
         _, best_loss = _misfits(matching, outcome.leaves, _scheduled(refresh, steps - 1, outcome.leaves, constants), execution)
         outcome = dataclasses.replace(outcome, first_loss=first_loss, best_loss=best_loss, gradient_norm=slope)
-    return _candidates(recipe, observations, outcome, constants)
+    return _candidates(recipe, observations, outcome, constants, places)
 
 
 def _stack(
     recipe: Recipe, adversary: AdversaryModel, observations: Sequence[Observation], context: AttackContext, smooth: bool
-) -> tuple[Named, Named]:
-    """Draw starts and gather evidence: candidates are ordered target-major, restarts next to each other."""
-    rows_leaves, rows_constants = [], []
+) -> tuple[list[_Place], Named, Named]:
+    """Draw starts and gather evidence: candidates are ordered target-major, then by labels, restarts next to each other.
+
+    All plausible labels begin at the same starts, so that what tells them apart is the labels alone.
+    """
+    places, rows_leaves, rows_constants = [], [], []
     for index, observation in enumerate(observations):
         reference = next(iter(observation.update.weights.values()))
         evidence: Named = {}
@@ -211,8 +218,9 @@ def _stack(
             evidence |= with_prefix(adversary.evidence(observation, round_index), f"{round_index}|")
             if recipe.statistics and recipe.matching:
                 evidence |= with_prefix(_statistics(observation, round_index), f"{round_index}|{STATISTICS}")
-        labels = _labels(recipe, observation)
-        for restart in range(recipe.restarts):
+        choices = _labels(recipe, observation, context)
+        for hypothesis, restart in itertools.product(range(len(choices)), range(recipe.restarts)):
+            labels = choices[hypothesis]
             generator = context.seed.child(recipe.name, recipe.stance, "restart", restart).generator("start", client=index)
             leaves = {"inputs": _start(recipe.start, (observation.examples, *observation.input_shape), generator).to(reference)}
             if labels is None:
@@ -224,9 +232,10 @@ def _stack(
             constants |= {"sharpness": one} if smooth else {}
             constants |= {"tv": one * recipe.tv} if recipe.tv_end is not None else {}
             constants |= {"unit": one} if recipe.relative else {}
+            places.append((index, hypothesis, restart))
             rows_leaves.append(leaves)
             rows_constants.append(constants)
-    return _stack_rows(rows_leaves), _stack_rows(rows_constants)
+    return places, _stack_rows(rows_leaves), _stack_rows(rows_constants)
 
 
 def _statistics(observation: Observation, round_index: int) -> Named:
@@ -266,14 +275,16 @@ def _stack_one(values: list[Tensor]) -> Tensor:
     return first.expand(len(values), *first.shape) if all(value is first for value in values) else torch.stack(values)
 
 
-def _labels(recipe: Recipe, observation: Observation) -> Tensor | None:
+def _labels(recipe: Recipe, observation: Observation, context: AttackContext) -> list[Tensor | None]:
+    """Return what to search with: None where labels are searched for too, those given, or all that are plausible."""
     if recipe.labels == "joint":
-        return None
-    if Knowledge.LABELS in observation.threat.knows and observation.labels is not None:
-        return observation.labels
-    if recipe.labels == "given":
+        return [None]
+    known = Knowledge.LABELS in observation.threat.knows and observation.labels is not None
+    if recipe.labels == "given" and not known:
         raise MissingKnowledge(f"recipe {recipe.name!r} needs to know {Knowledge.LABELS}; grant it or set labels = 'recovered'")
-    return recover_labels(observation)
+    found = label_hypotheses(observation, recipe.stance, context)
+    # Without the matching term labels change nothing.
+    return list(found if recipe.matching else found[:1])
 
 
 def _start(kind: str, shape: tuple[int, ...], generator: torch.Generator) -> Tensor:
@@ -326,10 +337,11 @@ def _tracker(adversary: AdversaryModel, changing: bool, steps: int, context: Att
     return lambda step: step >= settled and (step % every == 0 or step == steps - 1)
 
 
-def _candidates(recipe: Recipe, observations: Sequence[Observation], outcome: Outcome, constants: Named) -> list[Reconstruction]:
+def _candidates(
+    recipe: Recipe, observations: Sequence[Observation], outcome: Outcome, constants: Named, places: Sequence[_Place]
+) -> list[Reconstruction]:
     found = []
-    for row in range(outcome.leaves["inputs"].shape[0]):
-        target, restart = divmod(row, recipe.restarts)
+    for row, (target, hypothesis, restart) in enumerate(places):
         observation = observations[target]
         leaves = {name: value[row] for name, value in outcome.leaves.items()}
         joint = "label_logits" in leaves
@@ -342,6 +354,7 @@ def _candidates(recipe: Recipe, observations: Sequence[Observation], outcome: Ou
                 target=target,
                 stance=recipe.stance,
                 restart=restart,
+                hypothesis=hypothesis,
                 variables=prefixed(leaves, "unknown/"),
                 first_loss=float(outcome.first_loss[row]),
                 best_loss=float(outcome.best_loss[row]),
