@@ -21,7 +21,7 @@ from gradveil.registry import parse_call
 from gradveil.run.ladders import expand_defense, look_up
 from gradveil.run.trainings import check_trainings
 from gradveil.run.vertical_grid import check_cuts, fitting_cells
-from gradveil.study.cell import HORIZONTAL, Cell
+from gradveil.study.cell import HORIZONTAL, OF_EPOCHS, Cell
 from gradveil.study.checks import check_number
 from gradveil.study.limits import parse_limit
 from gradveil.study.plan import Plan
@@ -160,6 +160,7 @@ def cells_of(plan: Plan, materials: Materials | None = None) -> list[Cell]:
         "loss": plan.loss,
         "optimizer": plan.optimizer,
         "learning_rate": plan.learning_rate,
+        **{name: getattr(plan, name) for name in OF_EPOCHS},
         "known_labels": plan.known_labels,
         "bn_statistics": plan.bn_statistics,
         "steps": plan.steps,
