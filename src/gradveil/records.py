@@ -159,6 +159,7 @@ class ThreatModel:
         batch_norm: One sentence about the BatchNorm statistics of the model in question; empty where nobody looked.
         sees: ``update`` of a client's weights; ``embedding`` that a party of vertical learning sends for a prediction;
             ``embedding_gradient``: in training, the embedding and the gradient of it that comes back.
+        told: Further sentences: what the model has seen before, how clients train.
     """
 
     clients: int = 1
@@ -167,6 +168,7 @@ class ThreatModel:
     active: bool = False
     batch_norm: str = ""
     sees: Literal["update", "embedding", "embedding_gradient"] = "update"
+    told: tuple[str, ...] = ()
 
     def describe(self) -> list[str]:
         """Return the threat model in plain sentences."""
@@ -193,6 +195,7 @@ class ThreatModel:
             f"The attacker knows: {'; '.join(known) or 'nothing else'}.",
             f"The attacker does not know: {'; '.join(unknown) or 'nothing is withheld'}.",
             *([self.batch_norm] if self.batch_norm else []),
+            *self.told,
             "The attacker alters the model it sends." if self.active else "The attacker follows the protocol and only watches.",
         ]
 

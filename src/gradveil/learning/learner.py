@@ -20,6 +20,8 @@ from torch.func import functional_call, grad, vmap
 
 from gradveil import tensors
 from gradveil.learning.adam import AdamRule, adam_step
+from gradveil.learning.attention import plain_attention
+from gradveil.learning.dropout import rewind
 from gradveil.learning.losses import Loss
 from gradveil.learning.statistics import batch_statistics, blend, running_statistics
 from gradveil.models.batch_norm import set_batch_norm_mode
@@ -47,10 +49,12 @@ class Learner:
         buffers: Other tensors of the model.
         loss: ``(outputs, targets) -> scalar``.
         settings: Local training.
-        noise: Random tensors an adapted model draws, handed in as keyword arguments; leading axis is the step.
+        noise: Random tensors the model draws, leading axes step and example: masks of dropout layers, by the name of a buffer, and
+            what an adapted model is handed as keyword arguments.
         per_example: Whether gradient hooks see one gradient per example (leading axis) and return one gradient.
         rate_factor: What the learning rate is multiplied with; a tensor where an attacker fits it.
         running: Running statistics of BatchNorm that training moves but does not use; empty unless it uses the batch's.
+        orders: For every epoch the order of the examples, where the client shuffles; empty where nobody but the client knows it.
     """
 
     model: nn.Module
@@ -62,6 +66,7 @@ class Learner:
     per_example: bool = False
     rate_factor: float | Tensor = 1.0
     running: Named = field(default_factory=dict)
+    orders: tuple[tuple[int, ...], ...] = ()
 
     @classmethod
     def of(cls, model: nn.Module, loss: Loss, settings: TrainingSettings | None = None) -> Learner:
@@ -104,18 +109,35 @@ class Learner:
         """Where the weights are."""
         return next(iter(self.weights.values())).device
 
+    def rows_at(self, step: int, examples: int) -> list[int] | None:
+        """Return the examples of one local step, or None for all of them.
+
+        In an epoch whose order is not known each step takes all examples: the mean over orders of what the epoch does, up to the
+        covariance of gradients and curvature within it, and no dummy is bound to a minibatch that it was never in.
+        """
+        epoch = step // self.settings.steps_of_an_epoch(examples) if self.settings.shuffle else 0
+        places = self.settings.minibatch_indices(step, examples)
+        if epoch == 0 or places is None:
+            return places
+        return [self.orders[epoch][place] for place in places] if self.orders else None
+
     def noise_at(self, step: int, rows: list[int] | None = None) -> Named:
-        """Return the noise an adapted model gets at one step, for all examples or for some rows of the batch."""
+        """Return the noise the model gets at one step, for all examples or for some rows of the batch."""
         return {name: value[step] if rows is None else value[step][rows] for name, value in self.noise.items()}
 
     def zero_noise(self, rows: int) -> Named:
-        """Return noise of zero for any number of examples: an adapted model at the mean of what it draws."""
+        """Return noise of zero for any number of examples: the model at the mean of what it draws."""
         return {name: value.new_zeros((rows, *value.shape[2:])) for name, value in self.noise.items()}
 
     def forward(self, weights: Named, inputs: Tensor, noise: Named | None = None) -> Any:
         """Return the model's outputs at ``weights``; without ``noise``, with that of the first step."""
         handed = self.noise_at(0) if noise is None else noise
-        return functional_call(self.model, (weights, self.buffers), (inputs,), handed)
+        masks = {name: value for name, value in handed.items() if name in self.buffers}
+        if masks:
+            rewind(self.model)
+        others = {name: value for name, value in handed.items() if name not in masks}
+        with plain_attention():
+            return functional_call(self.model, (weights, {**self.buffers, **masks}), (inputs,), others)
 
     def logits(self, weights: Named, inputs: Tensor, noise: Named | None = None) -> Tensor:
         """Return the model's answers alone: an adapted model may return them first, and behind them what its loss needs."""
@@ -168,7 +190,7 @@ class Learner:
             return self._hooked_gradient(0, self.weights, inputs, targets, self.noise_at(0), hook)
         weights, memory = dict(self.weights), optimizer_memory(self.settings, self.weights)
         for step in range(self.settings.steps(inputs.shape[0])):
-            chosen = self.settings.minibatch_indices(step, inputs.shape[0])
+            chosen = self.rows_at(step, inputs.shape[0])
             x, y = (inputs, targets) if chosen is None else (inputs[chosen], targets[chosen])
             gradient = self._hooked_gradient(step, weights, x, y, self.noise_at(step, chosen), hook)
             weights, memory = optimizer_step(self.settings, step, weights, gradient, memory, self.rate_factor)
@@ -189,7 +211,7 @@ class Learner:
         weights, memory = dict(self.weights), optimizer_memory(self.settings, self.weights)
         found = []
         for step in range(steps):
-            chosen = self.settings.minibatch_indices(step, inputs.shape[0])
+            chosen = self.rows_at(step, inputs.shape[0])
             x, y = (inputs, targets) if chosen is None else (inputs[chosen], targets[chosen])
             found.append(batch_statistics(self, weights, x, self.noise_at(step, chosen)))
             if step + 1 < steps:

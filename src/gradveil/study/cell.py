@@ -115,7 +115,7 @@ class Cell(Common, Attackers, Vertical, LocalTraining, ModelSource, DataSource):
             )
         if size and not self.local_epochs and steps * size < most:
             raise UsageError(
-                f"local_steps is {steps} and minibatch {size}, so that only {steps * size} of the {most} records behind an update "
+                f"local_steps is {steps} and minibatch {size}, so only {steps * size} of the {most} records behind an update "
                 "would be trained on; set local_epochs, or more local_steps"
             )
 

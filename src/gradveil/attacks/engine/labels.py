@@ -53,7 +53,7 @@ def label_scores(observation: Observation) -> Tensor | None:
     settings = observation.learner.settings
     if settings.shares == "weights":
         per_client = observation.examples // settings.clients
-        scores = scores / (settings.learning_rate * settings.steps(per_client))
+        scores = scores / (settings.learning_rate * settings.reach(per_client))
     return scores
 
 
