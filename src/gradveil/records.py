@@ -157,9 +157,9 @@ class ThreatModel:
         knows: What is known beside the updates.
         active: False for a server that follows the protocol and watches; True for one that alters the model it sends.
         batch_norm: One sentence about the BatchNorm statistics of the model in question; empty where nobody looked.
-        sees: ``update`` of a client's weights; ``embedding`` that a party of vertical learning sends for a prediction;
-            ``embedding_gradient``: in training, the embedding and the gradient of it that comes back.
-        told: Further sentences: what the model has seen before, how clients train.
+        sees: ``update`` of a client's weights; ``embedding`` that a party sends for a prediction; ``embedding_gradient``: in
+            vertical training, the embedding and the gradient of it that comes back.
+        told: Further sentences, on what the model has seen and how clients train.
     """
 
     clients: int = 1
@@ -177,10 +177,8 @@ class ThreatModel:
         seen = {
             "update": f"The attacker sees {what} {rounds}.",
             "embedding": "The attacker sees the embedding that a party of vertical learning sends for a prediction; no gradient.",
-            "embedding_gradient": (
-                "The attacker sees, in one step of vertical training, the embedding that one party sends and the gradient of it "
-                "that comes back."
-            ),
+            "embedding_gradient": "The attacker sees, in one step of vertical training, the embedding that one party sends and the "
+            "gradient of it that comes back.",
         }
         names = {item: str(item) for item in Knowledge}
         if self.sees != "update":

@@ -115,7 +115,7 @@ def _check_examples_are_separate(learner: Learner) -> None:
 
 
 def _draw_noise(learner: Learner, view: ClientView) -> Named:
-    """Draw masks of dropout layers and an adapted model's N(0, 1) noise, fresh; the learner it came with holds only the shapes."""
+    """Draw masks of dropout layers and an adapted model's N(0, 1) noise, fresh; the learner as it came has only shapes."""
     masks, generator = draw_masks(learner, view.generator("dropout")), view.generator("model noise")
     return masks | {
         name: torch.randn(value.shape, generator=generator, device=value.device, dtype=value.dtype)

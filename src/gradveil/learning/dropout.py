@@ -2,7 +2,7 @@
 
 A dropout layer draws from a global generator, which can neither be mapped nor replayed. Here each one multiplies by ``1 + n``,
 where n is 0 in the mean: ``1/(1 - p) - 1`` where an entry is kept, with probability 1 - p, and -1 where it is dropped. So n is
-noise like any other that a model draws: a client hands in what it drew, and whoever hands in none, or zeros, has the mean network,
+noise like any other that a model draws: a client hands in what it drew, and whoever hands in none or zeros has the mean network,
 which is the network with dropout off. Masks are buffers of the layers, so that names of weights and calls stay the same.
 """
 

@@ -58,7 +58,7 @@ def label_scores(observation: Observation) -> Tensor | None:
 
 
 def recover_labels(observation: Observation) -> Tensor:
-    """Return the most likely labels of all examples behind the update, sorted.
+    """Return the most likely labels of all examples behind the update: sorted, or dealt in turn to a client's minibatches.
 
     One example: the class with the lowest evidence (iDLG). Several: counts n_c = B (p_c - db_c), with p_c the global model's
     mean prediction on grey noise, rounded by largest remainders so that they sum to B. Without a classifier layer: zeros.
@@ -81,7 +81,28 @@ def recover_labels(observation: Observation) -> Tensor:
     whole = wanted.floor()
     for index in (wanted - whole).argsort(descending=True)[: int(count - whole.sum())]:
         whole[index] += 1
-    return torch.arange(len(scores), device=device).repeat_interleave(whole.to(torch.int64))[:count]
+    labels = torch.arange(len(scores), device=device).repeat_interleave(whole.to(torch.int64))[:count]
+    return labels[_dealt(observation)]
+
+
+def _dealt(observation: Observation) -> list[int]:
+    """Return the places of sorted labels, dealt in turn to the minibatches of all clients; as they are where there are none.
+
+    Which label was in which minibatch is not known. Sorted ones would make minibatches of one class each, which train like no
+    real ones do.
+    """
+    settings, count = observation.learner.settings, observation.examples
+    sizes = settings.sizes(count // settings.clients)[: settings.steps_of_an_epoch(count // settings.clients)]
+    if len(sizes) < 2 or not settings.epochs:
+        return list(range(count))
+    hands: list[list[int]] = [[] for _ in range(settings.clients * len(sizes))]
+    open_hands = [(hand, size) for hand, size in zip(hands, sizes * settings.clients, strict=True)]
+    for place in range(count):
+        hand, size = open_hands.pop(0)
+        hand.append(place)
+        if len(hand) < size:
+            open_hands.append((hand, size))
+    return [place for hand in hands for place in hand]
 
 
 def _from_embedding_gradient(learner: EmbeddingLearner, observation: Observation) -> Tensor:
