@@ -177,8 +177,8 @@ class ThreatModel:
         seen = {
             "update": f"The attacker sees {what} {rounds}.",
             "embedding": "The attacker sees the embedding that a party of vertical learning sends for a prediction; no gradient.",
-            "embedding_gradient": "The attacker sees, in one step of vertical training, the embedding that one party sends and the "
-            "gradient of it that comes back.",
+            "embedding_gradient": "The attacker sees, in one step of vertical training, the embedding that one party sends and "
+            "the gradient of it that comes back.",
         }
         names = {item: str(item) for item in Knowledge}
         if self.sees != "update":
