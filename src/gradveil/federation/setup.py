@@ -60,7 +60,7 @@ class Federation:
     Attributes:
         settings: As asked for.
         train: The clients' records.
-        test: Records nobody trains on.
+        test: Records that this training does not use.
         test_from: Where they come from, in words.
         parts: Rows of ``train`` that each client owns.
         defense: What every client runs.

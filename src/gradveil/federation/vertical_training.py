@@ -59,7 +59,7 @@ class VerticalTraining:
         parts: Who owns which features, as it was spelled.
         federation: The parties and the label owner at their first weights.
         train: Whole training records.
-        test: Records nobody trains on.
+        test: Records that this training does not use.
     """
 
     settings: FederationSettings

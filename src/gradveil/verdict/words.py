@@ -22,6 +22,7 @@ __all__ = [
     "progress_sentence",
     "sentence",
     "setting_words",
+    "tested_words",
     "threat_sentences",
     "trust",
     "utility_words",
@@ -130,6 +131,7 @@ def costs(cell: CellResult, undefended: CellResult | None) -> list[tuple[str, st
     trained = "not measured in this run"
     if cell.utility is not None:
         trained = _accuracy_words(cell.utility)
+        trained += f"; on {tested_words(cell.settings.weights)}" if cell.settings.weights else ""
         if cell.utility.time_ratio is not None:
             taken += f"; {times(cell.utility.time_ratio)} for a whole local training"
     proved = (cell.utility.guarantee if cell.utility is not None else None) or cell.defense.guarantee
@@ -147,6 +149,13 @@ def _accuracy_words(utility: Utility) -> str:
     if utility.difference is not None:
         told += f"; {points(utility.difference)} points by paired seeds"
     return told
+
+
+def tested_words(weights: str) -> str:
+    """Say on which records accuracy is measured; of weights that were given, nobody here knows what they have seen."""
+    if weights:
+        return "records that this training did not use; whether the given weights saw them is not known"
+    return "records nobody trained on"
 
 
 def utility_words(settings: KeptTraining | KeptUtility) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from typing import Any
 
 import pytest
 import torch
@@ -29,11 +30,11 @@ EXAMPLES = 11
 SHAPE = (1, 6, 6)
 
 
-def network(*layers: nn.Module, width: int = 48) -> nn.Module:
+def network(*layers: nn.Module) -> nn.Sequential:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(3)
         norm = nn.BatchNorm2d(3)
-        parts = [nn.Conv2d(1, 3, 3), norm, nn.Sigmoid(), *layers, nn.Flatten(), nn.Linear(width, 4)]
+        parts = [nn.Conv2d(1, 3, 3), norm, nn.Sigmoid(), *layers, nn.Flatten(), nn.Linear(48, 4)]
         return nn.Sequential(*parts).double()
 
 
@@ -43,8 +44,8 @@ def batch(examples: int = EXAMPLES) -> Batch:
     return Batch(inputs, torch.randint(4, (examples,), generator=generator))
 
 
-def trainer(model: nn.Module | None = None, **settings: object) -> Learner:
-    asked = TrainingSettings(**{"shares": "weights", "learning_rate": 0.1, **settings})  # type: ignore[arg-type]
+def trainer(model: nn.Module | None = None, /, **settings: Any) -> Learner:
+    asked = TrainingSettings(**{"shares": "weights", "learning_rate": 0.1, **settings})
     return Learner.of(model or network(), cross_entropy, asked)
 
 
@@ -116,7 +117,7 @@ def _alike() -> tuple[Tensor, Tensor]:
     return own.inputs.expand(EXAMPLES, *SHAPE), own.targets.expand(EXAMPLES)
 
 
-SHUFFLED = {"epochs": 3, "minibatch": 4, "shuffle": True, "learning_rate": 0.02}
+SHUFFLED: dict[str, Any] = {"epochs": 3, "minibatch": 4, "shuffle": True, "learning_rate": 0.02}
 
 
 def test_a_client_that_shuffles_has_an_order_of_its_own_for_every_later_epoch() -> None:
@@ -168,7 +169,7 @@ def test_defenses_of_single_steps_follow_a_shuffled_client(spelling: str) -> Non
 DROPPING = (nn.Dropout(0.4), nn.Dropout2d(0.5))
 
 
-def dropping(model: nn.Module | None = None, examples: int = EXAMPLES, **settings: object) -> Learner:
+def dropping(model: nn.Module | None = None, /, examples: int = EXAMPLES, **settings: Any) -> Learner:
     learner = trainer(model or network(*DROPPING), dropout=True, **{"epochs": 2, "minibatch": 4, **settings})
     return shaped(with_dropout(learner, SHAPE), examples)
 
@@ -241,7 +242,8 @@ class Twice(nn.Module):
     def forward(self, inputs: Tensor) -> Tensor:
         hidden = self.drop(self.first(self.drop(inputs.flatten(1))))
         tokens: Tensor = self.turned(hidden.unflatten(1, (2, 4)).transpose(0, 1)).transpose(0, 1)
-        return self.last(tokens.flatten(1))
+        logits: Tensor = self.last(tokens.flatten(1))
+        return logits
 
 
 def test_a_layer_that_is_called_twice_and_one_with_records_elsewhere_get_masks_of_their_own() -> None:
