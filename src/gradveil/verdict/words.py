@@ -229,6 +229,10 @@ def setting_words(cell: CellResult, fields: Sequence[str] = ()) -> str:
         "state": settings.state,
         "batch_size": f"batch of {settings.batch_size}",
         "local_steps": count(settings.local_steps, "local step"),
+        "local_epochs": count(settings.local_epochs, "local epoch"),
+        "minibatch": f"minibatches of {settings.minibatch}",
+        "shuffle": "shuffled" if settings.shuffle else "in one order",
+        "dropout": f"dropout {'on' if settings.dropout else 'off'}",
         "clients": "one client’s update" if settings.clients == 1 else f"aggregate of {settings.clients} clients",
         "rounds": count(settings.rounds, "round"),
         "cut": f"vertical, {settings.cut}" if settings.cut else "horizontal",
@@ -238,7 +242,9 @@ def setting_words(cell: CellResult, fields: Sequence[str] = ()) -> str:
         "shares": SHARES[settings.shares],
     }
     several = ("rounds",) if settings.rounds > 1 else ()
-    horizontal = ("data", "model", "state", "batch_size", "local_steps", "shares", "clients", *several)
+    counted = ("local_epochs",) if settings.local_epochs else ("local_steps",)
+    used = tuple(name for name in ("minibatch", "shuffle", "momentum", "dropout") if getattr(settings, name))
+    horizontal = ("data", "model", "state", "batch_size", *counted, *used, "shares", "clients", *several)
     vertical = ("data", "model", "cut", "parts", "party", "state", "batch_size", "sees")
     chosen = fields or (vertical if settings.cut else horizontal)
     told = plain | {name: text for name, text in spelled.items() if settings.said(name) is not None}
