@@ -157,8 +157,9 @@ class ThreatModel:
         knows: What is known beside the updates.
         active: False for a server that follows the protocol and watches; True for one that alters the model it sends.
         batch_norm: One sentence about the BatchNorm statistics of the model in question; empty where nobody looked.
-        sees: ``update`` of a client's weights; ``embedding`` that a party of vertical learning sends for a prediction;
-            ``embedding_gradient``: in training, the embedding and the gradient of it that comes back.
+        sees: ``update`` of a client's weights; ``embedding`` that a party sends for a prediction; ``embedding_gradient``: in
+            vertical training, the embedding and the gradient of it that comes back.
+        told: Further sentences, on what the model has seen and how clients train.
     """
 
     clients: int = 1
@@ -167,6 +168,7 @@ class ThreatModel:
     active: bool = False
     batch_norm: str = ""
     sees: Literal["update", "embedding", "embedding_gradient"] = "update"
+    told: tuple[str, ...] = ()
 
     def describe(self) -> list[str]:
         """Return the threat model in plain sentences."""
@@ -175,10 +177,8 @@ class ThreatModel:
         seen = {
             "update": f"The attacker sees {what} {rounds}.",
             "embedding": "The attacker sees the embedding that a party of vertical learning sends for a prediction; no gradient.",
-            "embedding_gradient": (
-                "The attacker sees, in one step of vertical training, the embedding that one party sends and the gradient of it "
-                "that comes back."
-            ),
+            "embedding_gradient": "The attacker sees, in one step of vertical training, the embedding that one party sends and "
+            "the gradient of it that comes back.",
         }
         names = {item: str(item) for item in Knowledge}
         if self.sees != "update":
@@ -193,6 +193,7 @@ class ThreatModel:
             f"The attacker knows: {'; '.join(known) or 'nothing else'}.",
             f"The attacker does not know: {'; '.join(unknown) or 'nothing is withheld'}.",
             *([self.batch_norm] if self.batch_norm else []),
+            *self.told,
             "The attacker alters the model it sends." if self.active else "The attacker follows the protocol and only watches.",
         ]
 

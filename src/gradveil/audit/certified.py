@@ -14,7 +14,6 @@ from gradveil.client.releases import RANGE_OF_DATA, privacy_of_updates
 from gradveil.metrics import share_of
 from gradveil.randomness import Seed
 from gradveil.records import Batch
-from gradveil.registry import parse_call
 from gradveil.risk.candidates import candidate_scores, flat, strict_hits, without_noise
 from gradveil.risk.certificates import certificate_from
 from gradveil.study.measures import Share
@@ -33,7 +32,7 @@ def guarantee_of(subject: Subject) -> Guarantee:
     """Return the differential privacy of the updates under attack; none where the model itself has seen the records."""
     cell = subject.cell
     fault = RANGE_OF_DATA if cell.scale == "minmax" else ""
-    if parse_call(cell.state)[0] == "trained":
+    if subject.seen.attacked:
         fault = TRAINED
     if cell.cut:
         fault = EMBEDDED

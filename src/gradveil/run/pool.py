@@ -13,6 +13,7 @@ import multiprocessing
 import os
 import signal
 import threading
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
@@ -27,6 +28,7 @@ from gradveil.audit.materials import Materials
 from gradveil.errors import GradveilError
 from gradveil.run.describe import describe_run
 from gradveil.run.grid import cells_of
+from gradveil.run.guard import starts_again_in_workers
 from gradveil.run.jobs import Board, Job, Progress, cell_key, do_job, training_key
 from gradveil.run.trainings import all_trainings, cell_utility, trainings_of
 from gradveil.storage.run_folder import Store
@@ -37,6 +39,10 @@ from gradveil.study.plan import Plan
 from gradveil.study.run_result import Run
 from gradveil.study.training import Training
 
+UNGUARDED = (
+    "run_audit was called outside `if __name__ == '__main__':`, which every worker process would run again, so all cells run in "
+    "this one; put the call under that line to use all cores"
+)
 __all__ = ["Progress", "cell_key", "run_audit", "run_cell", "run_cells"]
 
 
@@ -107,6 +113,9 @@ def run_cells(
         board.show("starting")
         on_gpu = any(cell.device != "cpu" for cell in cells)
         count = min(len(todo), workers or (1 if on_gpu else os.cpu_count() or 1))
+        if count > 1 and starts_again_in_workers():
+            warnings.warn(UNGUARDED, stacklevel=2)
+            count = 1
         if count <= 1:
             _one_by_one(todo, out, board, materials)
         else:

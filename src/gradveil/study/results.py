@@ -207,7 +207,7 @@ class Utility:
         seeds: Pairs that are done.
         trainings: Keys of the trainings with the defense, in the order of seeds.
         baseline: Keys of those without.
-        accuracy: Of the trained model on records it was not trained on.
+        accuracy: Of the trained model on records that this training did not use; weights that were given may have seen them.
         undefended: The same without the defense.
         difference: Defended minus undefended, by paired seeds.
         pmm: Defended over undefended, by paired seeds.

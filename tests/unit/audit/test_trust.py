@@ -19,6 +19,7 @@ from gradveil.audit import trust as checks
 from gradveil.audit.judge import score
 from gradveil.audit.scene import Subject, Target
 from gradveil.audit.trust import Evidence, run_checks
+from gradveil.learning.dropout import HandedDropout
 from gradveil.metrics import share_of
 from gradveil.models.batch_norm import set_batch_norm_mode
 from gradveil.records import Observation, Reconstruction, WhatArrives
@@ -166,6 +167,8 @@ FIRING: list[tuple[str, str, Callable[[], Evidence]]] = [
     ("nobody_ahead", "warn", with_attacker_ahead),
     ("informed_complete", "warn", with_partial_adversary),
     ("dropout", "warn", lambda: with_model(nn.Sequential(nn.Linear(2, 2), nn.Dropout(0.5)))),
+    ("dropout", "warn", lambda: with_model(nn.Sequential(nn.Linear(2, 2), HandedDropout(0.5, [(2,)], [0])))),
+    ("dropout", "warn", lambda: with_model(nn.MultiheadAttention(2, 1, dropout=0.5))),
     ("within_certificate", "fail", lambda: with_certificate(0.25)),
     ("within_certificate", "fail", lambda: with_certificate(1.0, psnr=0.25)),
     ("within_certificate", "fail", lambda: with_matching_alone(15)),

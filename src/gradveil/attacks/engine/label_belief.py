@@ -60,7 +60,7 @@ class Belief:
     """What is known about the labels of one update.
 
     Attributes:
-        hypotheses: (H, B) sorted labels, the most probable first.
+        hypotheses: (H, B) labels in the order of `as_labels`, the most probable first.
         probabilities: (H,) of those among everything considered; together at least 0.99 where that fits into the cap.
     """
 
@@ -268,7 +268,7 @@ class _Simulated:
         expected = features @ coefficients[:-1] + coefficients[-1]
         counts, probabilities = plausible_counts(expected, spread, observation.examples, SURE, MOST_HYPOTHESES)
         device = next(iter(observation.update.weights.values())).device
-        return Belief(torch.stack([as_labels(each) for each in counts]).to(device), probabilities)
+        return Belief(torch.stack([as_labels(each, observation) for each in counts]).to(device), probabilities)
 
     def _fit_counts(self) -> tuple[Tensor, float]:
         releases, labels = self._releases()

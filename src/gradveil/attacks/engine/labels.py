@@ -129,12 +129,12 @@ def _plain_scores(observation: Observation) -> Tensor | None:
     settings = observation.learner.settings
     if settings.shares == "weights":
         per_client = observation.examples // settings.clients
-        scores = scores / (settings.learning_rate * settings.steps(per_client))
+        scores = scores / (settings.learning_rate * settings.reach(per_client))
     return scores
 
 
 def recover_labels(observation: Observation, *, informed: bool = False) -> Tensor:
-    """Return the most likely labels of all examples behind the update, sorted.
+    """Return the most likely labels of all examples behind the update: sorted, or dealt in turn to a client's minibatches.
 
     One example: the class with the lowest evidence (iDLG). Several: counts n_c = B (p_c - db_c), with p_c the global model's
     mean prediction on grey noise, rounded by largest remainders so that they sum to B. Without a classifier layer: zeros.
@@ -155,7 +155,8 @@ def recover_labels(observation: Observation, *, informed: bool = False) -> Tenso
         return torch.zeros(count, dtype=torch.int64, device=device)
     if count == 1:
         return scores.argmin().reshape(1)
-    return as_labels(largest_remainders(wanted_counts(scores, observation, informed=informed), count))
+    counts = largest_remainders(wanted_counts(scores, observation, informed=informed), count)
+    return as_labels(counts, observation)
 
 
 def wanted_counts(scores: Tensor, observation: Observation, *, informed: bool = False) -> Tensor:
@@ -175,9 +176,30 @@ def largest_remainders(wanted: Tensor, count: int) -> Tensor:
     return (whole - excess.clamp_min(0).clamp_max(whole)).to(torch.int64)
 
 
-def as_labels(counts: Tensor) -> Tensor:
-    """Return counts per class as labels, sorted."""
-    return torch.arange(len(counts), device=counts.device).repeat_interleave(counts)
+def as_labels(counts: Tensor, observation: Observation) -> Tensor:
+    """Return counts per class as labels, in the order of the examples that a search has."""
+    labels = torch.arange(len(counts), device=counts.device).repeat_interleave(counts)
+    return labels[_dealt(observation)]
+
+
+def _dealt(observation: Observation) -> list[int]:
+    """Return the places of sorted labels, dealt in turn to the minibatches of all clients; as they are where there are none.
+
+    Which label was in which minibatch is not known. Sorted ones would make minibatches of one class each, which train like no
+    real ones do.
+    """
+    settings, count = observation.learner.settings, observation.examples
+    sizes = settings.sizes(count // settings.clients)[: settings.steps_of_an_epoch(count // settings.clients)]
+    if len(sizes) < 2 or not settings.epochs:
+        return list(range(count))
+    hands: list[list[int]] = [[] for _ in range(settings.clients * len(sizes))]
+    open_hands = [(hand, size) for hand, size in zip(hands, sizes * settings.clients, strict=True)]
+    for place in range(count):
+        hand, size = open_hands.pop(0)
+        hand.append(place)
+        if len(hand) < size:
+            open_hands.append((hand, size))
+    return [place for hand in hands for place in hand]
 
 
 def _from_embedding_gradient(learner: EmbeddingLearner, observation: Observation) -> Tensor:
