@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from gradveil.attacks import Attack, AttackContext, Ensemble, Referee, informed_twins, launch, line_up, resolve
 from gradveil.audit.certified import certify, guarantee_of
+from gradveil.audit.gap import Explained, explain, gap_of
 from gradveil.audit.judge import Scored, best_by_truth, null_rows, per_recipe, score, select
 from gradveil.audit.materials import Materials
 from gradveil.audit.regions import region_of_cell
@@ -173,8 +174,9 @@ def _judge(
     nulls = null_rows(subject, ensemble, context, len(candidates[0]), selected)
     certificate = certify(subject)
     attackers = per_recipe(subject, candidates, referee, kept, seed)
-    evidence = Evidence(subject, candidates, kept, verdicts, referee, selected, best, nulls, certificate, attackers)
-    records = _records(subject, selected, best, kept)
+    explained = explain(subject, kept, verdicts, referee, selected.rank)
+    evidence = Evidence(subject, candidates, kept, verdicts, referee, selected, best, nulls, certificate, attackers, explained)
+    records = _records(subject, selected, best, kept, explained)
     region = region_of_cell(subject, {**rows, "data_mean": nulls["data_mean"]}, seed.child("region"))
     summaries = {name: row.summary(seed.child(name)) for name, row in rows.items() if row is not None}
     result = CellResult(
@@ -188,6 +190,7 @@ def _judge(
         best_by_truth=summaries["best_by_truth"],
         plain=summaries.get("plain"),
         informed=summaries.get("informed"),
+        gap=gap_of(explained, selected.rank),
         region=region if isinstance(region, Region) else None,
         regret=_regret(selected, best),
         attackers=tuple(attackers),
@@ -253,7 +256,9 @@ def _measured(subject: Subject) -> dict[str, float]:
     return {name: sum(t.measured.get(name, 0.0) for t in subject.targets) / len(subject.targets) for name in names}
 
 
-def _records(subject: Subject, selected: Scored, best: Scored, kept: Sequence[Reconstruction]) -> tuple[Record, ...]:
+def _records(
+    subject: Subject, selected: Scored, best: Scored, kept: Sequence[Reconstruction], explained: Sequence[Explained]
+) -> tuple[Record, ...]:
     size = len(subject.targets[0].batch)
     columns = {name: selected.column(name) for name in ("psnr", "ssim", "mse", "lpips")}
     limit = best.column("psnr")
@@ -272,6 +277,7 @@ def _records(subject: Subject, selected: Scored, best: Scored, kept: Sequence[Re
             recipe=kept[i // size].recipe,
             stance=kept[i // size].stance,
             regret_db=max(0.0, (limit[i] or 0.0) - (columns["psnr"][i] or 0.0)),
+            gap=explained[i // size].gap,
         )
         for i, index in enumerate(subject.indices)
     )

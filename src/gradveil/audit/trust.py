@@ -12,6 +12,7 @@ from scipy import stats
 from torch import nn
 
 from gradveil.attacks.referee import Referee, Verdict
+from gradveil.audit.gap import Explained
 from gradveil.audit.judge import Scored
 from gradveil.audit.scene import Subject
 from gradveil.learning.dropout import HandedDropout, dropout_layers
@@ -47,6 +48,7 @@ class Evidence:
     nulls: dict[str, Scored]
     certificate: Certificate = field(default_factory=Certificate)
     attackers: Sequence[Attacker] = ()
+    explained: Sequence[Explained] = ()
 
 
 def run_checks(evidence: Evidence) -> list[Check]:
@@ -131,14 +133,9 @@ def _finite(evidence: Evidence) -> Check:
 
 def _truth_is_minimum(evidence: Evidence) -> Check:
     """At the truth (the batch that is replayed), the referee's score should not be above that of what was found."""
-    worse = 0
-    for target, verdict in zip(evidence.subject.targets, evidence.verdicts, strict=True):
-        device = next(iter(target.observation.update.weights.values())).device
-        truth = Reconstruction(target.replayed_inputs.detach(), target.batch.targets.to(device), recipe="truth")
-        at_truth = evidence.referee.scores(target.observation, [truth])[0]
-        found = verdict.scores[verdict.chosen]
-        worse += at_truth > max(found, evidence.referee.truth_score) * 1.05 + 1e-9
-    n = len(evidence.verdicts)
+    highest = evidence.referee.truth_score
+    worse = sum(row.truth > max(row.found, highest) * 1.05 + 1e-9 for row in evidence.explained)
+    n = len(evidence.explained)
     if worse > n / 2:
         return _check(
             "truth_is_minimum",

@@ -110,7 +110,11 @@ def clearly_ahead(attackers: Sequence[Attacker], chosen: Share) -> Attacker | No
 
 @dataclass(frozen=True, kw_only=True)
 class Record:
-    """One training record under its pseudonym, with the candidate the attacker selected for it."""
+    """One training record under its pseudonym, with the candidate the attacker selected for it.
+
+    Attributes:
+        gap: The referee's score of what was selected for its update, minus that of the truth.
+    """
 
     pseudonym: str = ""
     owner: str | None = None
@@ -125,6 +129,7 @@ class Record:
     recipe: str = ""
     stance: str = ""
     regret_db: float | None = None
+    gap: float | None = field(default=None, metadata=OMITTED)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from gradveil.adversary import OpenAdversary
 from gradveil.attacks.referee import Referee, Verdict
 from gradveil.audit import trust as checks
+from gradveil.audit.gap import explain
 from gradveil.audit.judge import score
 from gradveil.audit.scene import Subject, Target
 from gradveil.audit.trust import Evidence, run_checks
@@ -53,7 +54,8 @@ def evidence_of(many: list[list[Reconstruction]]) -> Evidence:
     chosen = [row[0] for row in many]
     scored = score(subject(), chosen)
     grey = score(subject(), [found(i, torch.full_like(c.inputs, 0.5)) for i, c in enumerate(chosen)])
-    return Evidence(subject(), many, chosen, verdicts, referee, scored, scored, {"grey": grey})
+    explained = explain(subject(), chosen, verdicts, referee, scored.rank)
+    return Evidence(subject(), many, chosen, verdicts, referee, scored, scored, {"grey": grey}, explained=explained)
 
 
 @functools.cache
@@ -86,7 +88,9 @@ def with_truth_elsewhere() -> Evidence:
         return dataclasses.replace(target, trained_inputs=subject().targets[index - 1].trained_inputs)
 
     targets = tuple(moved(i, t) for i, t in enumerate(subject().targets))
-    return dataclasses.replace(healthy(), subject=dataclasses.replace(subject(), targets=targets))
+    elsewhere, sound = dataclasses.replace(subject(), targets=targets), healthy()
+    explained = explain(elsewhere, sound.chosen, sound.verdicts, sound.referee, sound.selected.rank)
+    return dataclasses.replace(sound, subject=elsewhere, explained=explained)
 
 
 def chosen_instead(inputs: Callable[[int], Tensor]) -> Evidence:
