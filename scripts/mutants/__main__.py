@@ -78,7 +78,7 @@ def try_all(
     left = [each for each in mutants if found[each.key] is None]
     print(f"{len(mutants)} faults of the {options.sample} sample, {len(left)} to try", flush=True)
     named = {item.nodeid: item for item in items}
-    work = partial(try_one, items=named, tests=tests, functions=live_functions(PACKAGE))
+    work = partial(try_one, items=named, tests=tests, functions=live_functions(PACKAGE), budget=options.budget)
     sound: dict[str, bool] = {}
     begun = time.monotonic()
     for number, (mutant, ended) in enumerate(in_children(left, work, workers=options.workers, seconds=STUCK), start=1):
@@ -92,17 +92,15 @@ def try_all(
 
 
 def try_one(
-    mutant: Mutant, *, items: dict[str, pytest.Item], tests: Sequence[Covering], functions: Functions
+    mutant: Mutant, *, items: dict[str, pytest.Item], tests: Sequence[Covering], functions: Functions, budget: float
 ) -> dict[str, Any]:
     """Try one fault, in a process of its own."""
     if not put_in(mutant, PACKAGE, functions):
         raise LookupError(f"{mutant.function} of {mutant.path} is not loaded")
-    return first_failure(ordered(tests, mutant), items)
+    return first_failure(ordered(tests, mutant), items, budget)
 
 
-def judge(
-    mutant: Mutant, ended: Ended, items: dict[str, pytest.Item], sound: dict[str, bool], source: str, suite: str
-) -> Result:
+def judge(mutant: Mutant, ended: Ended, items: dict[str, pytest.Item], sound: dict[str, bool], source: str, suite: str) -> Result:
     """Read how a trial ended; a test that fails without the fault as well has noticed nothing."""
     if ended.said is None:
         stopped = ended.reason.startswith("SIG")
@@ -126,6 +124,7 @@ def main() -> int:
     parser.add_argument("--sample", choices=sorted(SEEDS), default="first", help="which of the two published samples")
     parser.add_argument("--size", type=int, default=SIZE, help="how many faults")
     parser.add_argument("--rooms", nargs="+", choices=ROOMS, default=ROOMS, help="only the faults of these rooms")
+    parser.add_argument("--budget", type=float, default=BUDGET, help="processor seconds that the tests of one fault may take")
     parser.add_argument("--workers", type=int, default=2, help="faults tried at once")
     parser.add_argument("--out", type=Path, default=ROOT / "out" / "mutants", help="where results and the map are kept")
     parser.add_argument("--map-only", action="store_true", help="find out which tests reach what, and stop")

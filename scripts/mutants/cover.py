@@ -75,7 +75,7 @@ def build_map(
     def is_fresh(path: Path) -> bool:
         """New code is reached only from tests or code that changed, so it is enough to look at what was reached."""
         found = known.get(str(path), {"digest": "", "reached": {}})
-        return found["digest"] == digest_of([path]) and found["reached"].items() <= sources.items()
+        return bool(found["digest"] == digest_of([path]) and found["reached"].items() <= sources.items())
 
     def trace(path: Path) -> dict[str, Any]:
         return trace_file(by_file[path], Reach(package, rooms))

@@ -6,6 +6,7 @@ import ast
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any
 
 from scripts.mutants.signatures import UNKNOWN, Parameter, Signatures
 
@@ -69,13 +70,13 @@ class Place:
         raised = {id(inner) for node in self.nodes if isinstance(node, ast.Raise) for inner in ast.walk(node)}
         return [node for node in self.nodes if isinstance(node, ast.Call) and id(node) not in raised]
 
-    def start(self, node: ast.AST) -> int:
+    def start(self, node: Any) -> int:
         """Return where a node begins, in bytes."""
-        return self.starts[getattr(node, "lineno") - 1] + int(getattr(node, "col_offset"))
+        return int(self.starts[node.lineno - 1] + node.col_offset)
 
-    def end(self, node: ast.AST) -> int:
+    def end(self, node: Any) -> int:
         """Return where a node ends, in bytes."""
-        return self.starts[getattr(node, "end_lineno") - 1] + int(getattr(node, "end_col_offset"))
+        return int(self.starts[node.end_lineno - 1] + node.end_col_offset)
 
     def text(self, node: ast.AST) -> str:
         """Return the source of a node."""
@@ -234,7 +235,7 @@ def count(place: Place) -> Found:
     for node in place.nodes:
         if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Add | ast.Sub) and _is_one(node.right):
             yield node, Edit(place.start(node), place.end(node), f"({place.text(node.left)})")
-        if isinstance(node, ast.Compare) and len(node.ops) == 1:
+        if isinstance(node, ast.Compare) and len(node.ops) == 1 and any(_counts(place, each) for each in _sides(node)):
             turned = {ast.Lt: "<=", ast.LtE: "<", ast.Gt: ">=", ast.GtE: ">"}.get(type(node.ops[0]))
             if turned:
                 text = f"{place.text(node.left)} {turned} {place.text(node.comparators[0])}"
@@ -245,6 +246,19 @@ def count(place: Place) -> Found:
         for argument, parameter in arguments_of(place, call):
             if parameter.annotation == "int":
                 yield place.instead(argument, f"({place.text(argument)}) + 1")
+
+
+def _sides(node: ast.Compare) -> tuple[ast.expr, ast.expr]:
+    return node.left, node.comparators[0]
+
+
+def _counts(place: Place, node: ast.expr) -> bool:
+    """Say whether a side of a comparison is a count: two real numbers are hardly ever equal, so their edge means nothing."""
+    if isinstance(node, ast.Call):
+        return called(node) in {"len", "sum", "int", "numel", "count"}
+    if isinstance(node, ast.Constant):
+        return isinstance(node.value, int) and node.value not in (0, False, True) or node.value == 1
+    return isinstance(node, ast.Name) and place.typed.get(node.id) == "int"
 
 
 def _is_one(node: ast.expr) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import hashlib
+import textwrap
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -86,7 +87,7 @@ def mutants_of(source: bytes, path: str, signatures: Signatures) -> list[Mutant]
         for kind, find in KINDS.items():
             for node, edit in find(place):
                 one = _mutant(place, path, name, kind, node, edit)
-                if not _compiles(one.apply(source)):
+                if not _compiles(one, place):
                     continue
                 while one.key in found:
                     one = replace(one, number=one.number + 1)
@@ -110,9 +111,13 @@ def _mutant(place: Place, path: str, name: str, kind: str, node: ast.AST, edit: 
     return Mutant(path, name, kind, line, place.statement_lines(line), before, after, edit)
 
 
-def _compiles(source: bytes) -> bool:
+def _compiles(one: Mutant, place: Place) -> bool:
+    """Say whether the function still is one, by itself: to compile the whole file every time takes long."""
+    changed = one.apply(place.source)
+    start = place.starts[place.function.lineno - 1]
+    end = place.end(place.function) + len(changed) - len(place.source)
     try:
-        compile(source, "mutant", "exec", dont_inherit=True)
+        compile(textwrap.dedent(changed[start:end].decode()), "mutant", "exec", dont_inherit=True)
     except SyntaxError:
         return False
     return True

@@ -37,7 +37,7 @@ def live_functions(package: Path) -> Functions:
     """Find every function object of the package by file, qualified name and first line, wrapped or not."""
     found: dict[tuple[str, str, int], list[FunctionType]] = {}
     for each in gc.get_objects():
-        if isinstance(each, FunctionType) and each.__code__.co_filename.startswith(f"{package}/"):
+        if type(each) is FunctionType and each.__code__.co_filename.startswith(f"{package}/"):
             found.setdefault(_name(each.__code__), []).append(each)
     return found
 
@@ -72,11 +72,11 @@ def spent() -> float:
     return times.user + times.system + times.children_user + times.children_system
 
 
-def first_failure(tests: Sequence[Covering], items: Mapping[str, pytest.Item]) -> dict[str, Any]:
+def first_failure(tests: Sequence[Covering], items: Mapping[str, pytest.Item], budget: float = BUDGET) -> dict[str, Any]:
     """Run tests until one fails or the budget is spent; one that takes far longer than it should ends this process."""
     begun, run = spent(), 0
     for index, test in enumerate(tests):
-        if spent() - begun > BUDGET:
+        if spent() - begun > budget:
             return {"killer": None, "tests": run, "seconds": spent() - begun, "cut": True}
         following = items[tests[index + 1].name] if index + 1 < len(tests) else None
         # The signal's own answer is to end the process, which works in the middle of a long computation, too.

@@ -56,7 +56,8 @@ def test_what_is_found_depends_on_the_setting(name: str) -> None:
     seen = observe(make_learner(), make_batch())
     attack = InvertingGradients(steps=6, tv=0.0)
     value = OTHERS[name] if OTHERS[name] is not None else not getattr(attack, name)
-    before, after = (launch(each, [seen], make_context()) for each in (attack, dataclasses.replace(attack, **{name: value})))
+    changes: Any = {name: value}
+    before, after = (launch(each, [seen], make_context()) for each in (attack, dataclasses.replace(attack, **changes)))
     if name == "restarts":
         assert (len(before), len(after)) == (1, 3)
     else:
