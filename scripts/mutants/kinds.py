@@ -257,7 +257,7 @@ def _counts(place: Place, node: ast.expr) -> bool:
     if isinstance(node, ast.Call):
         return called(node) in {"len", "sum", "int", "numel", "count"}
     if isinstance(node, ast.Constant):
-        return isinstance(node.value, int) and node.value not in (0, False, True) or node.value == 1
+        return type(node.value) is int and node.value != 0
     return isinstance(node, ast.Name) and place.typed.get(node.id) == "int"
 
 

@@ -9,10 +9,8 @@ import signal
 import subprocess
 import sys
 import time
-import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -222,9 +220,9 @@ def finished_cells(out: Path) -> list[Path]:
     return [path for path in out.glob("cells/*.json") if re.fullmatch(r"[0-9a-f]{16}\.json", path.name)]
 
 
-def children(process: subprocess.Popen[str] | Forked) -> list[Path]:
+def children(pid: int) -> list[Path]:
     """Return the places of a process's children, where the system shows them."""
-    listed = Path(f"/proc/{process.pid}/task/{process.pid}/children")
+    listed = Path(f"/proc/{pid}/task/{pid}/children")
     return [Path("/proc", child) for child in listed.read_text().split()] if listed.exists() else []
 
 
@@ -247,7 +245,7 @@ def killed(out: Path, workers: int) -> dict[Path, int]:
     """Kill the command when it has finished a cell; return what it finished and when, which is not all."""
     first = start(out, workers)
     wait_for(lambda: finished_cells(out) or first.poll() is not None)
-    helpers = children(first)
+    helpers = children(first.pid)
     first.send_signal(signal.SIGKILL)
     finish(first, -signal.SIGKILL)
     wait_for(lambda: all(gone(helper) for helper in helpers), 30)
@@ -290,59 +288,6 @@ def test_a_run_in_processes_ends_with_the_same_bytes(
     monkeypatch.setattr("gradveil.run.pool.do_job", None)  # the work is not done here
     assert main([*COMMAND, "--out", str(tmp_path), "--workers", "2"]) == 0
     check_whole(tmp_path, {}, undisturbed)
-
-
-@dataclass
-class Forked:
-    """The command in a fork of this process: a new interpreter takes seconds to import what is here already."""
-
-    pid: int
-    said: Path
-    returncode: int | None = None
-
-    @classmethod
-    def start(cls, out: Path, asked: Sequence[str]) -> Forked:
-        said = out.with_suffix(".said")
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", DeprecationWarning)  # of threads, which this process has none of that matter
-            pid = os.fork()
-        if pid:
-            return cls(pid, said)
-        code = 99
-        try:
-            os.setsid()
-            signal.signal(signal.SIGINT, signal.default_int_handler)
-            sys.stdout, sys.stderr = open(os.devnull, "w"), said.open("w")  # noqa: SIM115
-            code = main([*asked, "--out", str(out), "--workers", "2"])
-            sys.stderr.flush()
-        finally:
-            os._exit(code)
-
-    def poll(self) -> int | None:
-        if self.returncode is None:
-            done, status = os.waitpid(self.pid, os.WNOHANG)
-            self.returncode = os.waitstatus_to_exitcode(status) if done else None
-        return self.returncode
-
-
-# Ctrl-C goes to all processes of a terminal; a scheduler or a container tells the first one alone to end.
-@pytest.mark.parametrize(("end", "code"), [(lambda pid: os.killpg(pid, signal.SIGINT), 130), (lambda pid: os.kill(pid, 15), 143)])
-def test_all_processes_end_with_one_sentence(end: Callable[[int], None], code: int, tmp_path: Path) -> None:
-    endless = [word.replace("steps=5,", "steps=1000000,") for word in COMMAND]  # it must not end before it is stopped
-    process = Forked.start(tmp_path / "out", endless)
-    try:
-        wait_for(lambda: len(children(process)) > 1 or not Path("/proc/self").exists())
-        helpers = children(process)
-        end(process.pid)
-        wait_for(lambda: process.poll() is not None)
-    except BaseException:
-        os.killpg(process.pid, signal.SIGKILL)  # it must not outlive the test
-        raise
-    assert (process.returncode, process.said.read_text()) == (
-        code,
-        "stopped; what is finished is kept, and the same command continues\n",
-    )
-    wait_for(lambda: all(gone(helper) for helper in helpers), 30)
 
 
 @pytest.mark.parametrize(
