@@ -1,8 +1,8 @@
 """What a plan will take, before it runs: cells, optimisation steps, and a rough idea of time and memory.
 
 The number of steps follows from the ensemble and from what the defense lets an attacker try. Time is measured: every attacker of
-every cell is run for a few steps on a real update (`gradveil.run.pace`), and the referee judges what they found. It is an estimate
-all the same: other work on the machine is not in it, and compilation only roughly.
+every cell is run for a few steps on a real update (`gradveil.run.pace`), and the referee judges what they found. It is an
+estimate all the same: other work on the machine is not in it, and compilation only roughly.
 """
 
 from __future__ import annotations
