@@ -230,10 +230,8 @@ def test_models_that_cannot_train_so_are_found_before_any_work(tmp_path: Path) -
 
 
 def test_epochs_of_an_audit_stand_in_the_table_of_training(tmp_path: Path) -> None:
-    text = (
-        "[grid]\nbatch_size = 40\ndefense = 'none'\n[training]\nlocal_epochs = 2\nminibatch = 4\n"
+    text = "[grid]\nbatch_size = 40\ndefense = 'none'\n[training]\nlocal_epochs = 2\nminibatch = 4\n"
     text += "shuffle = true\nmomentum = 0.9\n"
-    )
     (cell,) = cells_of(Plan.from_toml(write(tmp_path, text)))
     assert (cell.shares, cell.training().steps(40), cell.training().sizes(10)) == ("weights", 20, [4, 4, 2] * 2)
     assert (cell.training().shuffle, cell.training().momentum) == (True, 0.9)
