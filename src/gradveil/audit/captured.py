@@ -48,9 +48,12 @@ class CapturedResult:
 
     @property
     def explains(self) -> bool:
-        """Whether the best reconstruction explains the update better than guesses that never saw it."""
-        best, null = (self.record["unexplained"][name] for name in ("best", "null"))
-        return best is not None and best < (math.inf if null is None else null)
+        """Whether the best reconstruction explains the update better than guesses that never saw it, and than nothing at all."""
+        told = self.record["unexplained"]
+        best, null = told["best"], told["null"]
+        # An update of zeros leaves all of it: who leaves more replays another training.
+        most = min(math.inf if null is None else null, 1.0 if told["unit"] == SHARE else math.inf)
+        return best is not None and best < most
 
     @property
     def says_training(self) -> bool:

@@ -114,7 +114,7 @@ def run_cells(
         on_gpu = any(cell.device != "cpu" for cell in cells)
         count = min(len(todo), workers or (1 if on_gpu else os.cpu_count() or 1))
         if count > 1 and starts_again_in_workers():
-            warnings.warn(UNGUARDED, stacklevel=2)
+            warnings.warn(UNGUARDED, stacklevel=3)
             count = 1
         if count <= 1:
             _one_by_one(todo, out, board, materials)

@@ -74,10 +74,10 @@ def test_a_model_that_has_seen_the_records_takes_the_guarantee_away() -> None:
 
 
 def test_every_epoch_that_holds_a_record_spends_its_budget() -> None:
-    told = {"defense": "dp_sgd(noise_multiplier=2.0)", "batch_size": 8, "records": 8}
+    told: dict[str, Any] = {"defense": "dp_sgd(noise_multiplier=2.0)", "batch_size": 8, "records": 8}
     once, twice = (
         guarantee_of(make_subject(**told, minibatch=2, local_epochs=epochs, momentum=0.9, **more))
-        for epochs, more in ((1, {}), (2, {"shuffle": True}))
+        for epochs, more in ((1, dict[str, Any]()), (2, {"shuffle": True}))
     )
     assert (once.steps, twice.steps) == (1, 2), "of four and eight steps a record is in one an epoch"
     assert once.epsilon is not None and twice.epsilon is not None and once.epsilon < twice.epsilon

@@ -77,7 +77,7 @@ def test_recovered_labels_are_dealt_to_minibatches_and_not_sorted() -> None:
 
 def test_counts_of_labels_come_through_momentum() -> None:
     """What momentum carries on would else count labels several times."""
-    told = {"batch_size": 8, "records": 8, "local_epochs": 3, "momentum": 0.9, "learning_rate": 1e-4}
+    told: dict[str, Any] = {"batch_size": 8, "records": 8, "local_epochs": 3, "momentum": 0.9, "learning_rate": 1e-4}
     (target,) = make_subject(**told).targets
     found = torch.bincount(recover_labels(target.observation), minlength=10)
     assert int((found - torch.bincount(target.batch.targets, minlength=10)).abs().sum()) <= 2
