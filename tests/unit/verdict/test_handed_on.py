@@ -12,8 +12,8 @@ from gradveil.metrics import share_of
 from gradveil.risk.exposure import Assessment
 from gradveil.study.limits import parse_limit
 from gradveil.study.load import load_run
-from gradveil.study.measures import Summary
-from gradveil.study.results import Bar, Bars, CellResult, Check, Defense
+from gradveil.study.measures import Bar, Summary
+from gradveil.study.results import Bars, CellResult, Check, Defense
 from gradveil.study.risks import RiskRecord
 from gradveil.verdict import numbers
 from gradveil.verdict.limits import compare, compare_assessments, compare_risk
@@ -198,7 +198,7 @@ def test_failed_checks_of_the_undefended_cell_and_of_others_are_told_apart(tmp_p
         ({"batch_size": 8}, "batch of 8"),
     ],
 )
-def test_a_setting_is_told_in_words(setting: dict[str, int], words: str, tmp_path: Path) -> None:
+def test_a_setting_is_told_in_words(setting: dict[str, Any], words: str, tmp_path: Path) -> None:
     (found, *_) = load_run(make_results(tmp_path, defenses=(NONE,))).cells
     settings = replace(found.settings, **setting)
     told = spaced(setting_words(replace(found, settings=settings)))
