@@ -9,7 +9,7 @@ import torch
 
 from gradveil.attacks import Referee
 from gradveil.audit import certified, risks
-from gradveil.audit.cell import _describe_defense, _records, run_cell
+from gradveil.audit.cell import _describe_defense, run_cell
 from gradveil.audit.judge import best_by_truth, score
 from gradveil.audit.risks import correlate
 from gradveil.audit.scene import Subject
@@ -129,13 +129,10 @@ def test_the_ensemble_is_the_one_for_what_is_seen(changes: dict[str, Any], sees:
     assert stopped.value.args == ("quick", sees)
 
 
-def test_names_of_records_and_owners_begin_with_their_kind() -> None:
-    subject = make_subject(records=2)
-    kept = turned(make_subject(records=2))
-    scored = score(subject, kept)
-    rows = _records(subject, scored, scored, kept)
-    assert all(row.pseudonym.startswith("r-") and len(row.pseudonym) == 12 for row in rows)
-    assert [row.label for row in rows] == [int(target.batch.targets) for target in subject.targets]
+def test_names_of_records_begin_with_their_kind_and_labels_are_theirs() -> None:
+    found = run_cell(CELL.replace(records=2), digits()).result
+    assert all(row.pseudonym.startswith("r-") and len(row.pseudonym) == 12 for row in found.records)
+    assert [row.label for row in found.records] == [int(target.batch.targets) for target in make_subject(records=2).targets]
 
 
 @pytest.mark.parametrize(
