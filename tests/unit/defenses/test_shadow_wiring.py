@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 from torch import Tensor
 
+from gradveil.defenses import ClientView, State
+from gradveil.defenses.shadow.adversary import ShadowAdversary
 from gradveil.defenses.shadow.defense import Shadow
 from gradveil.records import Batch
-from gradveil.testing.shadow_scene import generator, learner, view
+from gradveil.testing.shadow_scene import generator, learner, shadow, view
 
 RED, BLUE = slice(0, 6), slice(10, 16)
 
@@ -37,3 +40,23 @@ def test_what_the_class_of_the_record_looks_at_is_spared() -> None:
     red_of_blue, blue_of_blue = shares_of_noise(3)
     assert red_of_red < red_of_blue - 0.03
     assert blue_of_blue < blue_of_red - 0.03
+
+
+def test_the_attacker_makes_noise_from_several_starts_and_fits_codes_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each of its shadows starts elsewhere; records keep their names while the guess moves, so that codes are kept."""
+    given = Batch(two_squares().expand(2, -1, -1, -1).clone(), torch.tensor([0, 3]))
+    calls: list[tuple[tuple[str, ...], object, int]] = []
+    inner = Shadow.noise
+
+    def noting(self: Shadow, batch: Batch, client: ClientView, state: State) -> tuple[Tensor, State]:
+        calls.append((batch.records, client.seed, client.round))
+        return inner(self, batch, client, state)
+
+    monkeypatch.setattr(Shadow, "noise", noting)
+    defense = shadow(foreground=0.0)
+    own, round_index = learner(), 4
+    attacker = ShadowAdversary(defense, iterations=2, starts=3)
+    attacker._subtracted(own, given.inputs, given.targets, round_index)
+    assert len(calls) == 9 and {at for *_, at in calls} == {round_index}
+    assert {names for names, *_ in calls} == {("0", "1")}
+    assert len({seed for _, seed, _ in calls}) == 3
