@@ -23,7 +23,7 @@ from gradveil.tensors import Named, check_finite
 
 __all__ = ["ATTACKS", "Attack", "AttackCard", "AttackContext", "Cost", "Simulate", "check_is_attack", "launch"]
 
-USES_THE_DEFENSE = ("informed", "straight_through", "averaged")
+USES_THE_DEFENSE = ("informed", "straight_through", "averaged", "magnitudes", "robust", "learned")
 
 Simulate = Callable[[Tensor, Tensor, int], tuple[Named, ...]]
 """``(inputs, targets, draw) -> update of each round``: the client's whole defended code on the attacker's own data."""
@@ -55,6 +55,8 @@ class AttackContext:
         simulate: The client's defended code on the attacker's own data, where the defense is known.
         progress: Called with the number of candidate-steps done since the last call.
         random_defense: Whether the known defense draws randomness.
+        own: Inputs (P, B, ...) and targets (P, B) of the attacker's own, each what one observation comes from, to find out what the
+            client's code does.
         watch: Called after every step of a gradient-matching recipe with the number of steps and the best leaves so far, one row
             per target and restart; for studies of how attacks converge.
         memory: What attackers have learned of this client and may share, by what it depends on.
@@ -66,6 +68,7 @@ class AttackContext:
     simulate: Simulate | None = None
     progress: Callable[[int], None] | None = None
     random_defense: bool = False
+    own: tuple[Tensor, Tensor] | None = None
     watch: Callable[[int, Named], None] | None = None
     memory: dict[Hashable, Any] = field(default_factory=dict, compare=False, repr=False)
 
@@ -208,7 +211,7 @@ def _presentable(candidate: Reconstruction, observation: Observation) -> Reconst
         )
     inputs = torch.nan_to_num(candidate.inputs.detach(), nan=0.5, posinf=1.0, neginf=0.0).clamp(0, 1).contiguous()
     candidate = candidate.replace(inputs=inputs)
-    if candidate.stance != "informed":
+    if candidate.stance != "informed" or candidate.unfinished is not None:
         return candidate
     finished = observation.adversary.finish(candidate, observation)
     return finished.replace(inputs=finished.inputs.clamp(0, 1).contiguous(), unfinished=inputs)

@@ -68,8 +68,9 @@ class GradientMatching(Attack):
     def cost(self) -> Cost:
         """Return the recipe's steps and restarts, and how often the client is run for straight-through offsets."""
         recipe = self.recipe()
-        draws = {"averaged": DRAWS, "straight_through": 1}.get(recipe.stance, 0)
-        return Cost(recipe.steps, recipe.restarts, (draws + 1) / REFRESH_EVERY if draws else 0.0)
+        # A renewal computes the raw update of the dummies, and straight through also runs the client on them.
+        runs = {"averaged": DRAWS + 1, "straight_through": 2, "robust": 1}.get(recipe.stance, 0)
+        return Cost(recipe.steps, recipe.restarts, runs / REFRESH_EVERY)
 
     def hypotheses(self, observation: Observation, context: AttackContext) -> int:
         """Return the number of plausible labels, unless labels are searched for."""

@@ -37,6 +37,9 @@ __all__ = ["Subject", "Target", "build_learner", "build_subject", "check_masks",
 PUBLIC = 32
 """Public inputs that the clients of an audit may use, as many as those of a training have."""
 
+PROBED = 8
+"""Updates of its own that an attacker sends through the defended client before it attacks."""
+
 
 @dataclass(frozen=True)
 class Target:
@@ -102,7 +105,17 @@ class Subject:
             simulate=None if idle else self._simulate,
             progress=progress,
             random_defense=any(part.random for part in parts),
+            own=None if idle else self._own(),
         )
+
+    def _own(self) -> tuple[Tensor, Tensor]:
+        """Return public inputs and labels as the attacker's own clients would have them, others than those it rehearses on."""
+        cell, size = self.cell, self.cell.batch_size * self.cell.clients
+        images = public_images(self.dataset.input_shape, PROBED * size, Seed(cell.seed).child("probe"))
+        labels = foreground(images) if self.dataset.dense else torch.arange(len(images)) % max(1, self.dataset.classes)
+        parts = (own_part(cell, images), labels)
+        inputs, targets = (part.to(cell.device).reshape(PROBED, size, *part.shape[1:]) for part in parts)
+        return inputs, targets
 
     def _simulate(self, inputs: Tensor, targets: Tensor, draw: int) -> tuple[Named, ...]:
         return self.replay(Batch(inputs, targets), self.defense.quick(), Seed(self.cell.seed).child("simulated", draw))

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from gradveil.adversary import prefixed, with_prefix
-from gradveil.attacks.adaptive import OFFSET, REFRESH_EVERY, STANCES, StraightThrough, adversary_for
+from gradveil.attacks.adaptive import REFRESH_EVERY, STANCES, adversary_for
 from gradveil.attacks.base import AttackContext
 from gradveil.attacks.engine.execution import COARSE_FROM, Execution, choose_execution
 from gradveil.attacks.engine.label_belief import label_hypotheses
@@ -23,6 +23,7 @@ from gradveil.attacks.engine.objectives import OBJECTIVES
 from gradveil.attacks.engine.optimisers import LBFGS, Adam
 from gradveil.attacks.engine.priors import energy, total_variation
 from gradveil.attacks.engine.smooth_relu import has_relu, sharpness_at, smooth_learner, with_sharpness
+from gradveil.attacks.generic.stances import renewed, renewing_of
 from gradveil.errors import MissingKnowledge, UsageError
 from gradveil.learning.autograd import one_at_a_time
 from gradveil.learning.learner import Learner
@@ -155,7 +156,7 @@ def run_recipe(recipe: Recipe, observations: Sequence[Observation], context: Att
 
 def _run_recipe(recipe: Recipe, observations: Sequence[Observation], context: AttackContext) -> list[Reconstruction]:
     first = observations[0]
-    adversary = adversary_for(recipe.stance, first)
+    adversary = adversary_for(recipe.stance, first, context)
     smooth = recipe.smooth_relu and bool(recipe.matching) and has_relu(first.learner)
     learners = tuple(smooth_learner(learner) if smooth else learner for learner in first.learners)
     learners = tuple(quicker(learner, first.input_shape) for learner in learners)
@@ -197,8 +198,13 @@ def _run_recipe(recipe: Recipe, observations: Sequence[Observation], context: At
     )
     if recipe.matching:
         # Priors and schedules aside: whether the *matching* moved is what tells a working attack from a smoothing filter.
-        _, first_loss = _misfits(matching, leaves, _scheduled(refresh, steps - 1, leaves, constants), execution)
-        _, best_loss = _misfits(matching, outcome.leaves, _scheduled(refresh, steps - 1, outcome.leaves, constants), execution)
+        ends = [(each, _scheduled(refresh, steps - 1, each, constants)) for each in (leaves, outcome.leaves)]
+        renewing = renewing_of(adversary, context)
+        if renewing is not None and renewing.settles:
+            # Weights of entries make two losses comparable only where both have the same.
+            held = renewed(renewing, first.learners, outcome.leaves, constants, context, steps - 1)
+            ends = [(each, {**own, **held}) for each, own in ends]
+        first_loss, best_loss = (_misfits(matching, each, own, execution)[1] for each, own in ends)
         outcome = dataclasses.replace(outcome, first_loss=first_loss, best_loss=best_loss, gradient_norm=slope)
     return _candidates(recipe, observations, outcome, constants, places)
 
@@ -299,41 +305,35 @@ def _start(kind: str, shape: tuple[int, ...], generator: torch.Generator) -> Ten
 def _refresher(
     matching: _Matching, adversary: AdversaryModel, learners: tuple[Learner, ...], context: AttackContext, steps: int
 ) -> Refresh | None:
-    """Return the function that renews sharpness and straight-through offsets, or None where nothing changes."""
-    through = adversary if isinstance(adversary, StraightThrough) and context.simulate is not None else None
+    """Return the function that renews sharpness and what an adversary reads off the dummies, or None where nothing changes."""
+    renewing = renewing_of(adversary, context)
     recipe = matching.recipe
-    if not matching.smooth and through is None and recipe.tv_end is None:
+    last = math.ceil(SETTLED * steps) if renewing is not None and renewing.settles else steps
+    if not matching.smooth and renewing is None and recipe.tv_end is None:
         return None
 
     def refresh(step: int, leaves: Named, constants: Named) -> Named:
-        renewed = dict(constants)
+        fresh = dict(constants)
         if matching.smooth:
-            renewed["sharpness"] = torch.full_like(constants["sharpness"], sharpness_at(step, steps))
+            fresh["sharpness"] = torch.full_like(constants["sharpness"], sharpness_at(step, steps))
         if recipe.tv_end is not None:
             share = min(1.0, step / max(1.0, SETTLED * steps))
-            renewed["tv"] = torch.full_like(constants["tv"], recipe.tv * (recipe.tv_end / recipe.tv) ** share)
-        if through is not None and recipe.matching and (step % REFRESH_EVERY == 0 or step == steps - 1):
-            renewed |= _offsets(through, learners, leaves, constants, context, step)
-        return renewed
+            fresh["tv"] = torch.full_like(constants["tv"], recipe.tv * (recipe.tv_end / recipe.tv) ** share)
+        if renewing is not None and recipe.matching and step < last and (step % REFRESH_EVERY == 0 or step == steps - 1):
+            fresh |= renewed(renewing, learners, leaves, constants, context, step)
+        return fresh
 
     return refresh
 
 
-def _offsets(
-    through: StraightThrough, learners: tuple[Learner, ...], leaves: Named, constants: Named, context: AttackContext, step: int
-) -> Named:
-    targets = leaves["label_logits"].softmax(-1) if "label_logits" in leaves else constants["labels"]
-    per_round = through.offsets(learners, leaves["inputs"].clamp(0, 1), targets, context, step)
-    return {f"{r}|{OFFSET}{n}": v for r, named in enumerate(per_round) for n, v in named.items()}
-
-
 def _tracker(adversary: AdversaryModel, changing: bool, steps: int, context: AttackContext) -> Callable[[int], bool] | None:
     """Losses are comparable only once schedules have settled and, straight-through, where the offset has just been renewed."""
-    through = isinstance(adversary, StraightThrough) and context.simulate is not None
-    if not changing and not through:
+    renewing = renewing_of(adversary, context)
+    if not changing and renewing is None:
         return None
-    settled = min(math.ceil(SETTLED * steps), steps - 1) if changing else 0
-    every = REFRESH_EVERY if through else 1
+    settles = renewing is not None and renewing.settles
+    settled = min(math.ceil(SETTLED * steps), steps - 1) if changing or settles else 0
+    every = 1 if renewing is None or settles else REFRESH_EVERY
     return lambda step: step >= settled and (step % every == 0 or step == steps - 1)
 
 
