@@ -45,7 +45,6 @@ from gradveil.attacks import Referee, line_up, resolve
 from gradveil.attacks.referee import recipe_key
 from gradveil.audit.canaries import check_canaries
 from gradveil.audit.cell import STEP_LIMIT, attack_all, planned_steps
-from gradveil.audit.judge import deranged, select
 from gradveil.audit.materials import Materials
 from gradveil.audit.scene import Subject, Target, build_subject
 from gradveil.audit.threat import threat_of
@@ -56,8 +55,7 @@ from gradveil.storage.partial import PartialWork
 from gradveil.study.codec import decode
 from gradveil.study.evidence import Rung
 from gradveil.study.kept import KeptCell
-from gradveil.study.measures import Bar, Summary
-from gradveil.study.results import Attacker, CellResult
+from gradveil.study.measures import Bar
 from gradveil.study.rung import RungRecord, RungTask
 from gradveil.tensors import Named, norm
 
@@ -134,7 +132,7 @@ def measure_rung(
     if not attacks:
         raise UsageError(f"no attack of {ensemble.name!r} applies to this model and batch size; choose another ensemble")
     partial = PartialWork(work, cell.device)
-    done[1] = planned_steps([a for place, a in enumerate(attacks) if not partial.has(place)], context, len(everyone))
+    done[1] = planned_steps([a for place, a in enumerate(attacks) if not partial.has(place)], context, everyone)
     found = attack_all(attacks, everyone, context, partial)
     count = len(subject.targets)
     referee = Referee.rehearsed(
@@ -150,51 +148,55 @@ def measure_rung(
 
 
 def _judged(subject: Subject, candidates: Sequence[Sequence[Reconstruction]], referee: Referee) -> Rung:
-    """Count as a cell does: what the choice among all identified, or the attacker who counts instead of it."""
-    chosen = select(subject, candidates, referee)
-    assert chosen is not None  # every target has candidates
-    images = _in_order(subject, chosen[0])
-    alone = []
+    """Count as a cell does: the largest of what the choice among all and each attacker alone identified, each by its own referee.
+
+    The lower end allows for the choice of the largest, and the null has as many draws.
+    """
+    shown = {"": _chosen(subject, candidates, referee)}
     for name in dict.fromkeys(recipe_key(c) for c in candidates[0]):
-        own = [[c for c in many if recipe_key(c) == name] for many in candidates]
-        kept = [many[referee.select(t.observation, many).chosen] for t, many in zip(subject.targets, own, strict=True)]
-        alone.append(Attacker(recipe=kept[0].recipe, stance=kept[0].stance, summary=_counted(subject, _in_order(subject, kept))))
-    identified = CellResult(selected=_counted(subject, images), attackers=tuple(alone)).identified
-    truth = _truth(subject)
-    errors = (images - truth).square().flatten(1).mean(1).clamp_min(1e-10)
-    return Rung(identified=identified, psnr=median(-10 * errors.log10()), null=_null(subject, images))
+        shown[name] = _chosen(subject, [[c for c in many if recipe_key(c) == name] for many in candidates], referee)
+    positions = torch.tensor(subject.positions)
+    hits = {name: _hits(subject, images, positions) for name, images in shown.items()}
+    best = max(hits, key=lambda name: hits[name])
+    truth = torch.cat([target.batch.inputs for target in subject.targets])
+    errors = (shown[best] - truth).square().flatten(1).mean(1).clamp_min(1e-10)
+    n = len(positions)
+    low = wilson(hits[best], n, 1 - 0.05 / len(shown))[0]
+    return Rung(
+        identified=replace(share_of(hits[best], n), low=low),
+        psnr=median(-10 * errors.log10()),
+        null=_null(subject, list(shown.values())),
+    )
 
 
-def _truth(subject: Subject) -> Tensor:
-    return torch.cat([target.batch.inputs for target in subject.targets])
-
-
-def _in_order(subject: Subject, kept: Sequence[Reconstruction]) -> Tensor:
-    """Return one picture per record: those of a batch are assigned to its records."""
+def _chosen(subject: Subject, candidates: Sequence[Sequence[Reconstruction]], referee: Referee) -> Tensor:
+    """Return one picture per record, as the attacker would choose; those of a batch are assigned to its records."""
     pictures = []
-    for target, candidate in zip(subject.targets, kept, strict=True):
-        inputs = candidate.inputs.detach().cpu().float()
+    for target, many in zip(subject.targets, candidates, strict=True):
+        ignorant = all(candidate.stance == "plain" for candidate in many)
+        # Who ignores the defense compares as if there were none.
+        seen = target.observation.replace(adversary=OpenAdversary()) if ignorant else target.observation
+        judge = Referee() if ignorant else referee
+        inputs = many[judge.select(seen, many).chosen].inputs.detach().cpu().float()
         pictures.append(inputs[assign(inputs, target.batch.inputs)])
     return torch.cat(pictures)
 
 
-def _counted(subject: Subject, images: Tensor) -> Summary:
-    hits = ranks(images, torch.tensor(subject.positions), subject.candidates) == 1
-    return Summary(n=len(hits), identified=share_of(int(hits.sum()), len(hits)))
+def _hits(subject: Subject, images: Tensor, positions: Tensor) -> int:
+    return int((ranks(images, positions, subject.candidates) == 1).sum())
 
 
-def _null(subject: Subject, images: Tensor) -> Bar:
+def _null(subject: Subject, tried: Sequence[Tensor]) -> Bar:
     """Return the best of those nulls that take no search: grey, the mean of the data, and pictures of other records."""
     positions = torch.tensor(subject.positions)
-    mean = subject.candidates.mean(0, keepdim=True).expand_as(images)
-    dense = subject.dataset.dense
-    labels = [0] * len(positions) if dense else torch.cat([t.batch.targets for t in subject.targets]).tolist()
-    others = positions[deranged(labels)] if len(labels) > 1 else torch.tensor([len(subject.candidates) - 1])
-    tried = {
-        "grey": (torch.full_like(images, 0.5), positions),
-        "data_mean": (mean, positions),
-        "derangement": (images, others),
+    n = len(positions)
+    # A single record has no other attacked one; the candidates have.
+    others = positions.roll(-1) if n > 1 else torch.tensor([len(subject.candidates) - 1])
+    grey, mean = torch.full_like(tried[0], 0.5), subject.candidates.mean(0, keepdim=True).expand_as(tried[0])
+    hits = {
+        "grey": _hits(subject, grey, positions),
+        "data_mean": _hits(subject, mean, positions),
+        "derangement": max(_hits(subject, images, others) for images in tried),
     }
-    hits = {name: int((ranks(shown, rows, subject.candidates) == 1).sum()) for name, (shown, rows) in tried.items()}
     best = max(hits, key=lambda name: hits[name])
-    return Bar(null=best, value=hits[best] / len(images), high=wilson(hits[best], len(images))[1])
+    return Bar(null=best, value=hits[best] / n, high=wilson(hits[best], n)[1])
