@@ -10,8 +10,8 @@ nothing follows about the defense. A gap at or below zero says that a wrong pict
 what tells them apart is not in the update, as far as this attacker can use it. That is evidence for the defense.
 
 **How far above zero is above.** Both scores are of one update, so whatever was drawn for it is in both and cancels; what counts
-is how much better the truth explains it. Let each of n entries carry independent noise. With R the mean squared residual, its scale
-fitted, the data speak for the truth with the likelihood ratio (R_found / R_truth)^(n/2), and with `EVIDENCE` to one where
+is how much better the truth explains it. Let each of n entries carry independent noise. With R the mean squared residual, its
+scale fitted, the data speak for the truth with the likelihood ratio (R_found / R_truth)^(n/2), and with `EVIDENCE` to one where
 
     gap > R_truth · 2 ln(EVIDENCE) / n        (to first order)
 

@@ -34,6 +34,7 @@ from gradveil.randomness import Seed
 from gradveil.records import Batch, Reconstruction
 from gradveil.run.grid import cells_of, check_inputs
 from gradveil.run.pace import attack_seconds, judging_seconds
+from gradveil.run.power import MOST_LEAKS, always_measured, curve_of
 from gradveil.run.trainings import all_trainings
 from gradveil.spectra.spectrum import DENSE_ENTRIES
 from gradveil.study.cell import Cell
@@ -41,7 +42,7 @@ from gradveil.study.federation import UtilitySettings
 from gradveil.study.plan import Plan
 from gradveil.study.training import BASELINE, Training
 
-__all__ = ["CellEstimate", "Estimate", "TrainingEstimate", "estimate_plan"]
+__all__ = ["CellEstimate", "Estimate", "PowerEstimate", "TrainingEstimate", "estimate_plan"]
 
 ENOUGH_SECONDS = 0.25
 LONG_SECONDS = 15.0
@@ -79,6 +80,14 @@ class TrainingEstimate:
 
 
 @dataclass(frozen=True)
+class PowerEstimate:
+    """What the points of power curves at one setting will take: what one takes, and how many there are at most."""
+
+    point: CellEstimate
+    points: int
+
+
+@dataclass(frozen=True)
 class Estimate:
     """What a plan will take.
 
@@ -88,6 +97,7 @@ class Estimate:
         memory_mb: Peak of all workers together; on a GPU, of the GPU.
         device: Where it runs.
         trainings: One estimate per defense that is trained with.
+        power: Points of power curves, at most: one estimate per setting that is tried.
     """
 
     rows: tuple[CellEstimate, ...]
@@ -95,17 +105,20 @@ class Estimate:
     memory_mb: int
     device: str
     trainings: tuple[TrainingEstimate, ...] = ()
+    power: tuple[PowerEstimate, ...] = ()
 
     @property
     def steps(self) -> int:
-        """Candidate-steps of all cells."""
-        return sum(row.steps for row in self.rows)
+        """Candidate-steps of all cells and points of power curves."""
+        return sum(row.steps for row in self.rows) + sum(each.points * each.point.steps for each in self.power)
 
     @property
     def seconds(self) -> float:
         """Wall time: no shorter than the longest cell or training."""
-        single = [row.seconds for row in self.rows] + [each.seconds / each.seeds for each in self.trainings]
+        points = [each.point.seconds for each in self.power]
+        single = [row.seconds for row in self.rows] + [each.seconds / each.seeds for each in self.trainings] + points
         total = sum(row.seconds for row in self.rows) + sum(each.seconds for each in self.trainings)
+        total += sum(each.points * each.point.seconds for each in self.power)
         return START_SECONDS + max(total / self.workers, max(single))
 
     def as_dict(self) -> dict[str, Any]:
@@ -131,6 +144,15 @@ class Estimate:
                 {"training": each.training.as_dict(), "seeds": each.seeds, "seconds": round(each.seconds, 1)}
                 for each in self.trainings
             ],
+            "power": [
+                {
+                    "defense": each.point.cell.defense,
+                    "points": each.points,
+                    "steps": each.point.steps,
+                    "seconds": round(each.points * each.point.seconds, 1),
+                }
+                for each in self.power
+            ],
         }
 
 
@@ -148,12 +170,15 @@ def estimate_plan(plan: Plan, workers: int | None = None) -> Estimate:
     try:
         rows = _rows(cells)
         trainings = _trainings(cells, plan.utility) if plan.utility is not None else []
+        power = _power(cells, plan.power)
     finally:
         torch.set_num_threads(before)
     device = cells[0].device
-    jobs = len(cells) + sum(each.seeds for each in trainings)
+    jobs = len(cells) + sum(each.seeds for each in trainings) + sum(each.points for each in power)
     count = workers or (1 if device != "cpu" else max(1, min(jobs, os.cpu_count() or 1)))
-    return Estimate(tuple(rows), count, _memory_mb(device) * (count if device == "cpu" else 1), device, tuple(trainings))
+    return Estimate(
+        tuple(rows), count, _memory_mb(device) * (count if device == "cpu" else 1), device, tuple(trainings), tuple(power)
+    )
 
 
 def _trainings(cells: list[Cell], utility: UtilitySettings) -> list[TrainingEstimate]:
@@ -177,6 +202,19 @@ def _trainings(cells: list[Cell], utility: UtilitySettings) -> list[TrainingEsti
         once = utility.rounds * utility.clients_per_round * client + looks + min(measured, 60 * client)
         rows.append(TrainingEstimate(training, utility.seeds, utility.seeds * once))
     return rows
+
+
+def _power(cells: list[Cell], asked: bool) -> list[PowerEstimate]:
+    """Count the points of all curves once, as if every one that may be needed were."""
+    materials, by_key = Materials(), {cell.key(): cell for cell in cells}
+    wanted = [cell for cell in cells if asked or always_measured(cell)]
+    curves = [curve_of(cell, Cell.key, by_key, materials) for cell in wanted]
+    count: dict[Cell, int] = {}
+    for curve in curves:
+        count[curve.planted[0].task.cell] = min(MOST_LEAKS, len(curve.planted))
+    for task in dict.fromkeys(point.task for curve in curves for point in curve.ladder if not point.is_cell):
+        count[task.cell] = count.get(task.cell, 0) + 1
+    return [PowerEstimate(row, count[row.cell]) for row in _rows(list(count))]
 
 
 def _vertical_seconds(training: Training) -> float:
