@@ -21,12 +21,15 @@ from gradveil.records import Knowledge, Observation, Reconstruction
 from gradveil.registry import Card, Registry
 from gradveil.tensors import Named, check_finite
 
-__all__ = ["ATTACKS", "Attack", "AttackCard", "AttackContext", "Cost", "Simulate", "check_is_attack", "launch"]
+__all__ = ["ATTACKS", "Attack", "AttackCard", "AttackContext", "Cost", "Observe", "Simulate", "check_is_attack", "launch"]
 
 USES_THE_DEFENSE = ("informed", "straight_through", "averaged")
 
 Simulate = Callable[[Tensor, Tensor, int], tuple[Named, ...]]
 """``(inputs, targets, draw) -> update of each round``: the client's whole defended code on the attacker's own data."""
+
+Observe = Callable[[Tensor, Tensor, int], Observation]
+"""``(inputs, targets, draw) -> observation``: what the attacker would have seen had the client held the attacker's own data."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,6 +60,7 @@ class AttackContext:
         random_defense: Whether the known defense draws randomness.
         watch: Called after every step of a gradient-matching recipe with the number of steps and the best leaves so far, one row
             per target and restart; for studies of how attacks converge.
+        observe: The same as all that would be seen, payloads included; also where nothing is done to the update.
         memory: What attackers have learned of this client and may share, by what it depends on.
     """
 
@@ -67,6 +71,7 @@ class AttackContext:
     progress: Callable[[int], None] | None = None
     random_defense: bool = False
     watch: Callable[[int, Named], None] | None = None
+    observe: Observe | None = None
     memory: dict[Hashable, Any] = field(default_factory=dict, compare=False, repr=False)
 
     def steps(self, wanted: int) -> int:

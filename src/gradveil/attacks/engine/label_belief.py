@@ -205,7 +205,9 @@ class _Simulated:
         for each, own in zip(releases, labels, strict=True):
             weight = each.update.weights[self._layer].double()
             size = weight.norm()
-            total = total + (weight[own.reshape(-1).to(weight.device)].mean(0) - weight.mean(0)) / torch.where(size > 0, size, 1.0)
+            total = total + (weight[own.reshape(-1).to(weight.device)].mean(0) - weight.mean(0)) / torch.where(
+                size > 0, size, 1.0
+            )
         return total / total.norm().clamp_min(1e-300)
 
     def _features(self, observation: Observation, ask_author: bool) -> Tensor:
