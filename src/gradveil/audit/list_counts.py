@@ -17,16 +17,17 @@ __all__ = ["Try", "best_guess", "counted", "of_the_strongest"]
 
 @dataclass(frozen=True)
 class Try:
-    """What one attacker made of all lists of a kind: the ranks of the truth, and what it named of its own releases."""
+    """What one attacker made of lists of a kind: ranks of the truth, sizes of lists, and what it named of its own releases."""
 
     attacker: str
     informed: bool
     ranks: Sequence[int]
+    sizes: Sequence[int]
     rehearsed: float | None
 
 
-def counted(tries: Sequence[Try], sizes: Sequence[int]) -> Listed:
-    """Count the records that attackers ranked first on lists of so many candidates."""
+def counted(tries: Sequence[Try]) -> Listed:
+    """Count the records that attackers ranked first."""
     reached = tuple(
         Reach(
             attacker=each.attacker,
@@ -37,6 +38,7 @@ def counted(tries: Sequence[Try], sizes: Sequence[int]) -> Listed:
         for each in tries
     )
     top, best = of_the_strongest([each.share for each in reached])
+    ranks, sizes = tries[best].ranks, tries[best].sizes
     chance = sum(1 / size for size in sizes) / len(sizes)
     return Listed(
         share=top,
@@ -44,7 +46,7 @@ def counted(tries: Sequence[Try], sizes: Sequence[int]) -> Listed:
         null=best_guess("guess", chance, top.n, len(reached)),
         reached=reached,
         size=round(sum(sizes) / len(sizes)),
-        sensitivity=fit_sensitivity(tries[best].ranks, sizes),
+        sensitivity=fit_sensitivity(ranks, sizes),
     )
 
 

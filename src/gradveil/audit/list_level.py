@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from gradveil.attacks.base import AttackContext
-from gradveil.attacks.listing import Evidence, ListClient, Ranking, generic_evidence, own_evidence
+from gradveil.attacks.listing import Evidence, ListClient, Ranking, affordable, generic_evidence, own_evidence
 from gradveil.audit.list_counts import Try, best_guess, counted, of_the_strongest
 from gradveil.audit.list_others import others_known
 from gradveil.audit.lists import NEAREST, Pool, list_seed, neighbours
@@ -33,6 +33,8 @@ SECONDS = 120.0
 LEAST = 16
 RUNS = 4
 """Client runs of a candidate."""
+OWN_SECONDS = 60.0
+"""Of the attacker who knows the defense, where its unknowns must be fitted pair by pair."""
 OWN_RELEASES = 64
 """Releases of its own that the attacker who knows the defense learns from."""
 
@@ -95,8 +97,9 @@ class _Lists:
         hypotheses = self.pool.hypotheses(list_seed(self.subject), self.each)
         found = [generic_evidence(self._observations(), hypotheses, self.context)]
         if not hypotheses.varies:  # the model tells the law of an update, not what unknown records add to it
-            own = min(OWN_RELEASES, len(hypotheses))
-            found.append(own_evidence(self._observations(), hypotheses, self.context, own=own))
+            seen = self._observations()
+            tested, own = affordable(seen, hypotheses, min(OWN_RELEASES, len(hypotheses)), OWN_SECONDS)
+            found.append(own_evidence(seen[:tested], hypotheses, self.context, own=own))
         return found
 
     def _kinds(self) -> dict[str, Tensor]:
@@ -114,9 +117,9 @@ class _Lists:
         return neighbours(self.subject.targets[0].observation.learners, self.pool, NEAREST, list_seed(self.subject))
 
     def _ranked(self, evidence: Evidence, listed: Tensor, around: Tensor) -> Ranking:
-        """Rank for every attacked record, whose update may hold several."""
-        updates = torch.tensor([update for update, _ in self.pool.records])
-        return evidence.of(updates).ranking(listed, around)
+        """Rank for every attacked record whose update this attacker looked at; an update may hold several."""
+        updates = torch.tensor([update for update, _ in self.pool.records if update < len(evidence.features)])
+        return evidence.of(updates).ranking(listed[: len(updates)], around)
 
     def _listed(self, evidence: Sequence[Evidence], around: Tensor) -> Listed:
         pool, listed = self.pool, self.pool.lists(around)
@@ -124,20 +127,20 @@ class _Lists:
         if int(others.max()) == 0:
             return Listed(reason="no list of this kind has a second candidate")
         rankings = [self._ranked(each, listed, around) for each in evidence]
+        sizes = [int(count) + 1 for count in others]
         tries = [
-            Try(each.name, each.informed, pool.ranks(ranking.scores), ranking.rehearsed)
+            Try(each.name, each.informed, pool.ranks(ranking.scores), sizes[: len(ranking.scores)], ranking.rehearsed)
             for each, ranking in zip(evidence, rankings, strict=True)
         ]
-        return replace(counted(tries, [int(count) + 1 for count in others]), **self._owners(rankings, listed))
+        return replace(counted(tries), **self._owners(rankings, listed))
 
     def _owners(self, rankings: Sequence[Ranking], listed: Tensor) -> dict[str, Any]:
         if self.pool.owners is None:
             return {}
-        n = len(self.pool.records)
-        top, _ = of_the_strongest([share_of(self.pool.owner_hits(each.scores), n) for each in rankings])
+        top, _ = of_the_strongest([share_of(self.pool.owner_hits(each.scores), len(each.scores)) for each in rankings])
         return {
             "owners": top,
-            "owners_null": best_guess("commonest owner", self.pool.commonest_owner(listed), n, len(rankings)),
+            "owners_null": best_guess("commonest owner", self.pool.commonest_owner(listed), top.n, len(rankings)),
         }
 
     def _presence(self, evidence: Sequence[Evidence], around: Tensor) -> Level:
@@ -151,7 +154,7 @@ class _Lists:
         reached = []
         for each in evidence:
             ranking = self._ranked(each, shown, around)
-            right = ranking.presence.says(ranking.scores) != absent
+            right = ranking.presence.says(ranking.scores) != absent[: len(ranking.scores)]
             told = share_of(int(right.sum()), len(right))
             reached.append(Reach(attacker=each.name, share=told, informed=each.informed, rehearsed=ranking.presence.rehearsed))
         top, best = of_the_strongest([each.share for each in reached])

@@ -16,8 +16,8 @@ from gradveil.study.levels import Listed
 
 __all__ = ["others_known"]
 
-SECONDS = 30.0
-SIZE, UPDATES, OWN = 64, 16, 16
+SECONDS = 20.0
+SIZE, UPDATES, OWN = 32, 16, 16
 LEAST_SIZE, LEAST_UPDATES = 16, 4
 RUNS = 5
 """Client runs of a candidate, those of the attacker who knows the defense included."""
@@ -30,11 +30,12 @@ def others_known(subject: Subject, context: AttackContext, pool: Pool) -> Listed
     """
     size, updates = _affordable(subject, context, pool)
     rows = [_Row.of(subject, context, pool, index, size) for index in range(updates)]
+    sizes = [row.size for row in rows]
     tries = [
-        Try(each.name, each.informed, [row.ranks[place] for row in rows], _mean([row.rehearsed[place] for row in rows]))
+        Try(each.name, each.informed, [row.ranks[place] for row in rows], sizes, _mean([row.rehearsed[place] for row in rows]))
         for place, each in enumerate(rows[0].evidence)
     ]
-    return counted(tries, [row.size for row in rows])
+    return counted(tries)
 
 
 def _affordable(subject: Subject, context: AttackContext, pool: Pool) -> tuple[int, int]:

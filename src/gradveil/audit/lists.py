@@ -104,9 +104,9 @@ class Pool:
         """Return the rank of each attacked record among the candidates on its list; ties count against the attacker.
 
         Args:
-            scores: (records, N), minus infinity where a candidate is not on the list.
+            scores: (records, N), of the first records or of all; minus infinity where a candidate is not on the list.
         """
-        alike = self.alike()
+        alike = self.alike()[: len(scores)]
         own = scores.masked_fill(~alike, float("-inf")).amax(1, keepdim=True)
         ahead = (scores >= own) & ~alike & torch.isfinite(scores)
         return (1 + ahead.sum(1)).tolist()
@@ -117,7 +117,7 @@ class Pool:
         top = scores >= scores.amax(1, keepdim=True)
         return sum(
             {self.owners[int(place)] for place in top[row].nonzero()} == {self.owners[own]}
-            for row, (_, own) in enumerate(self.records)
+            for row, (_, own) in enumerate(self.records[: len(scores)])
         )
 
     def commonest_owner(self, listed: Tensor) -> float:

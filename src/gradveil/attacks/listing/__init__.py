@@ -4,7 +4,7 @@ from gradveil.attacks.listing.client import ListClient
 from gradveil.attacks.listing.evidence import Evidence, Ranking
 from gradveil.attacks.listing.generic import generic_evidence
 from gradveil.attacks.listing.hypotheses import Hypotheses
-from gradveil.attacks.listing.own import own_evidence
+from gradveil.attacks.listing.own import affordable, own_evidence
 from gradveil.attacks.listing.presence import Presence
 
-__all__ = ["Evidence", "Hypotheses", "ListClient", "Presence", "Ranking", "generic_evidence", "own_evidence"]
+__all__ = ["Evidence", "Hypotheses", "ListClient", "Presence", "Ranking", "affordable", "generic_evidence", "own_evidence"]

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -21,7 +22,7 @@ from gradveil.learning.learner import Learner
 from gradveil.records import AdversaryModel, Observation
 from gradveil.tensors import Named, stack
 
-__all__ = ["OWN", "own_evidence"]
+__all__ = ["OWN", "affordable", "own_evidence"]
 
 OWN = "own"
 ROUNDING = 2.0**-20
@@ -29,6 +30,7 @@ TINY = 1e-30
 LAW_HOLDS = 0.05
 """By how much the noise that is left at the truth may differ from what the adversary model tells, to be taken at its word."""
 SHORTLIST = 8
+LEAST = 8
 COMPARED_ENTRIES = 2**24
 
 
@@ -73,6 +75,25 @@ def own_evidence(
     )
 
 
+def affordable(observations: Sequence[Observation], hypotheses: Hypotheses, own: int, seconds: float) -> tuple[int, int]:
+    """Return how many releases can be looked at in some time, and of how many candidates of its own the attacker can learn.
+
+    Without unknowns all; else the comparison of one release with all candidates is measured.
+    """
+    first = observations[0]
+    if not _unknown(first):
+        return len(observations), own
+    begun = time.perf_counter()
+    _Scorer(hypotheses, SHORTLIST).energies([first])
+    rows = int(seconds / (time.perf_counter() - begun))
+    own = min(own, max(LEAST, rows // 4))
+    return min(len(observations), max(LEAST, rows - own)), own
+
+
+def _unknown(observation: Observation) -> bool:
+    return bool(observation.adversary.variables(observation, torch.Generator().manual_seed(0)))
+
+
 @dataclass(frozen=True)
 class _Energies:
     """Squared residuals (R, N, L), what they are of (R, L), entries (L,), and pairs that were ruled out (R, N)."""
@@ -112,14 +133,10 @@ def _features(energies: _Energies, attacked: int, truth: Tensor, std: float | No
 class _Scorer:
     hypotheses: Hypotheses
     shortlist: int
-    names: list[str] = field(default_factory=list)
 
     def energies(self, observations: Sequence[Observation]) -> _Energies:
         """Compare all releases with all candidates."""
-        first = observations[0]
-        if first.adversary.variables(first, torch.Generator().manual_seed(0)):
-            return self._pair_by_pair(observations)
-        return self._replayed_once(observations)
+        return self._pair_by_pair(observations) if _unknown(observations[0]) else self._replayed_once(observations)
 
     def _replayed_once(self, observations: Sequence[Observation]) -> _Energies:
         """What is replayed depends on no release, so each candidate is replayed once and compared with all releases."""

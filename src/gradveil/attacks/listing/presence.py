@@ -7,23 +7,26 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-__all__ = ["Presence"]
+__all__ = ["NUMBERS", "Presence"]
+
+NUMBERS = ("score", "lead", "height")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Presence:
     """Says that a record is on the list where one number is above a threshold.
 
-    The number is the score of the best candidate or its lead over the second best, whichever told the attacker's own releases
-    from themselves without their candidate more often.
+    The number is the score of the best candidate, its lead over the second best, or its height over the median, in which what
+    noise adds to all scores of a release cancels: whichever told the attacker's own releases from themselves without their
+    candidate most often.
 
     Attributes:
-        lead: Whether the lead is asked for.
+        number: Which of `NUMBERS` is asked for.
         threshold: Above it a record is said to be there.
         rehearsed: Share of the attacker's own releases it was right about, half of them with their candidate taken off the list.
     """
 
-    lead: bool = False
+    number: str = "score"
     threshold: float = 0.0
     rehearsed: float | None = None
 
@@ -38,11 +41,11 @@ class Presence:
         if not len(truth) or scores.shape[1] < 3:
             return cls()
         without = scores.scatter(1, truth[:, None], float("-inf"))
-        rules = [cls._best(_number(scores, lead), _number(without, lead), lead) for lead in (False, True)]
+        rules = [cls._best(_number(scores, name), _number(without, name), name) for name in NUMBERS]
         return max(rules, key=lambda rule: rule.rehearsed or 0.0)
 
     @classmethod
-    def _best(cls, there: Tensor, absent: Tensor, lead: bool) -> Presence:
+    def _best(cls, there: Tensor, absent: Tensor, number: str) -> Presence:
         values, order = torch.cat([there, absent]).sort()
         right = torch.cat([torch.ones_like(there), -torch.ones_like(absent)])[order].cumsum(0)
         # Below the threshold k values: right about all absent ones among them, wrong about all that were there.
@@ -52,14 +55,17 @@ class Presence:
         cut = int(accuracy.argmax())
         left = values[cut - 1] if cut else values[0] - 1
         at = (left + values[cut]) / 2 if cut < len(values) else left
-        return cls(lead=lead, threshold=float(at), rehearsed=float(accuracy[cut]))
+        return cls(number=number, threshold=float(at), rehearsed=float(accuracy[cut]))
 
     def says(self, scores: Tensor) -> Tensor:
         """Return for each release (R, N) whether its record is on the list."""
-        return _number(scores, self.lead) > self.threshold
+        return _number(scores, self.number) > self.threshold
 
 
-def _number(scores: Tensor, lead: bool) -> Tensor:
-    """Return the best score, or its lead over the second best; values that are not finite are pulled in."""
+def _number(scores: Tensor, number: str) -> Tensor:
+    """Return one number per release; candidates that are not on its list count for nothing."""
+    if number == "height":
+        middle = scores.masked_fill(~torch.isfinite(scores), float("nan")).nanmedian(1).values
+        return torch.nan_to_num(scores.amax(1) - middle, nan=-1e300, neginf=-1e300)
     top = torch.nan_to_num(scores, nan=-1e300, neginf=-1e300).topk(min(2, scores.shape[1]), dim=1).values
-    return top[:, 0] - top[:, -1] if lead else top[:, 0]
+    return top[:, 0] - top[:, -1] if number == "lead" else top[:, 0]
