@@ -21,12 +21,15 @@ from gradveil.records import Knowledge, Observation, Reconstruction
 from gradveil.registry import Card, Registry
 from gradveil.tensors import Named, check_finite
 
-__all__ = ["ATTACKS", "Attack", "AttackCard", "AttackContext", "Cost", "Simulate", "check_is_attack", "launch"]
+__all__ = ["ATTACKS", "Attack", "AttackCard", "AttackContext", "Cost", "Observe", "Simulate", "check_is_attack", "launch"]
 
 USES_THE_DEFENSE = ("informed", "straight_through", "averaged", "magnitudes", "robust", "learned")
 
 Simulate = Callable[[Tensor, Tensor, int], tuple[Named, ...]]
 """``(inputs, targets, draw) -> update of each round``: the client's whole defended code on the attacker's own data."""
+
+Observe = Callable[[Tensor, Tensor, int], Observation]
+"""``(inputs, targets, draw) -> observation``: what the attacker would have seen had the client held the attacker's own data."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,6 +62,7 @@ class AttackContext:
             client's code does.
         watch: Called after every step of a gradient-matching recipe with the number of steps and the best leaves so far, one row
             per target and restart; for studies of how attacks converge.
+        observe: The same as all that would be seen, payloads included; also where nothing is done to the update.
         memory: What attackers have learned of this client and may share, by what it depends on.
     """
 
@@ -70,6 +74,7 @@ class AttackContext:
     random_defense: bool = False
     own: tuple[Tensor, Tensor] | None = None
     watch: Callable[[int, Named], None] | None = None
+    observe: Observe | None = None
     memory: dict[Hashable, Any] = field(default_factory=dict, compare=False, repr=False)
 
     def steps(self, wanted: int) -> int:

@@ -30,7 +30,7 @@ from gradveil.attacks.engine.optimisers import Adam
 from gradveil.records import AdversaryModel, Observation, Reconstruction
 from gradveil.tensors import Named, digest
 
-__all__ = ["Referee", "Verdict", "recipe_key"]
+__all__ = ["Referee", "Verdict", "compare_candidates", "recipe_key"]
 
 _Both = Callable[[Tensor, Tensor, Named], tuple[Named, Named]]
 
@@ -101,7 +101,7 @@ class Referee:
             return cls()
         squares: dict[str, list[float]] = {}
         for observation, (inputs, labels) in zip(observations, truths, strict=True):
-            residuals, observed, _ = _compare(observation, inputs[None].double(), labels[None], [{}])
+            residuals, observed, _ = compare_candidates(observation, inputs[None].double(), labels[None], [{}])
             for name, value in residuals.items():
                 size = float(observed[name].square().sum())
                 squares.setdefault(name, []).append(float(value.square().sum()) / size if size > 0 else 0.0)
@@ -128,7 +128,7 @@ class Referee:
     def _scores(self, observation: Observation, candidates: Sequence[Reconstruction]) -> list[float]:
         inputs = torch.stack([c.inputs if c.unfinished is None else c.unfinished for c in candidates]).double()
         labels = torch.stack([c.targets for c in candidates])
-        residuals, observed, count = _compare(observation, inputs, labels, [c.variables for c in candidates])
+        residuals, observed, count = compare_candidates(observation, inputs, labels, [c.variables for c in candidates])
         self.entries[observation.content] = count
         std = observation.adversary.arrives(observation).noise_std
         if std is not None and std > 0:
@@ -211,11 +211,23 @@ def _batch_error(left: Tensor, right: Tensor) -> Tensor:
     return distance.min(1).values.mean()
 
 
-def _compare(observation: Observation, inputs: Tensor, labels: Tensor, variables: list[Named]) -> tuple[Named, Named, int]:
-    """Return residuals and observed tensors of all candidates (leading axis), and how many entries each candidate compares."""
+def compare_candidates(
+    observation: Observation, inputs: Tensor, labels: Tensor, variables: list[Named], *, refit: bool = True
+) -> tuple[Named, Named, int]:
+    """Return residuals and observed tensors of all candidates (leading axis), and how many entries each candidate compares.
+
+    Args:
+        observation: What was seen.
+        inputs: (C, B, ...) in double precision.
+        labels: (C, B, ...).
+        variables: The defense's unknowns of each candidate, as far as they were fitted.
+        refit: Whether to fit the unknowns to each candidate.
+    """
     adversary, both = observation.adversary, _comparing(observation)
     inputs = inputs.to(observation.learner.device)
-    unknowns = _refit(observation, adversary, inputs, labels, variables, both)
+    unknowns = _started(observation, adversary, variables)
+    if refit:
+        unknowns = _refit(observation, adversary, inputs, labels, unknowns, both)
     found = [both(x, y, u) for x, y, u in zip(inputs, labels, unknowns, strict=True)] if len(inputs) == 1 else None
     if found is not None:
         residuals, observed = ({n: v[None] for n, v in side.items()} for side in found[0])
@@ -247,15 +259,19 @@ def _comparing(observation: Observation) -> _Both:
     return both
 
 
+def _started(observation: Observation, adversary: AdversaryModel, variables: list[Named]) -> list[Named]:
+    """Return the unknowns of each candidate as they were fitted, else as the adversary draws them."""
+    drawn = {n: v.double() for n, v in adversary.variables(observation, torch.Generator().manual_seed(0)).items()}
+    return [{n: own.get(n, drawn[n]).to(drawn[n]) for n in drawn} for own in variables]
+
+
 def _refit(
-    observation: Observation, adversary: AdversaryModel, inputs: Tensor, labels: Tensor, variables: list[Named], both: _Both
+    observation: Observation, adversary: AdversaryModel, inputs: Tensor, labels: Tensor, starts: list[Named], both: _Both
 ) -> list[Named]:
     """Fit the defense's unknowns to each candidate with its inputs held fixed."""
-    generator = torch.Generator().manual_seed(0)
-    drawn = {n: v.double() for n, v in adversary.variables(observation, generator).items()}
+    drawn = starts[0]
     if not drawn:
-        return [{} for _ in variables]
-    starts = [{n: own.get(n, drawn[n]).to(drawn[n]) for n in drawn} for own in variables]
+        return starts
 
     def misfit(leaves: Named, constants: Named) -> Tensor:
         residuals, observed = both(constants["inputs"], constants["labels"], leaves)

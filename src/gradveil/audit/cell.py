@@ -17,6 +17,7 @@ from gradveil.attacks import Attack, AttackContext, Ensemble, Referee, informed_
 from gradveil.audit.certified import certify, guarantee_of
 from gradveil.audit.gap import Explained, explain, gap_of
 from gradveil.audit.judge import Scored, best_by_truth, null_rows, per_recipe, score, select
+from gradveil.audit.list_level import list_level
 from gradveil.audit.materials import Materials
 from gradveil.audit.regions import region_of_cell
 from gradveil.audit.risks import Scores, risk_of_cell
@@ -35,6 +36,7 @@ from gradveil.storage.partial import PartialWork
 from gradveil.study.cell import Cell
 from gradveil.study.codec import decode
 from gradveil.study.kept import KeptCell
+from gradveil.study.levels import Levels
 from gradveil.study.measures import Bar
 from gradveil.study.results import Bars, CellResult, Record, Region, Regret, Sent, Threat, Timing
 from gradveil.study.results import Defense as DefenseResult
@@ -200,6 +202,7 @@ def _judge(
         checks=tuple(run_checks(evidence)),
         bytes=_bytes(subject),
         certificate=certificate,
+        levels=Levels(listed=list_level(subject)),
         risk=_risk(risk, records, rows, selected) if risk else None,
         unavailable={"region": region} if isinstance(region, str) else {},
     )

@@ -106,6 +106,7 @@ class Subject:
             progress=progress,
             random_defense=any(part.random for part in parts),
             own=None if idle else self._own(),
+            observe=self.observe,
         )
 
     def _own(self) -> tuple[Tensor, Tensor]:
@@ -116,6 +117,14 @@ class Subject:
         parts = (own_part(cell, images), labels)
         inputs, targets = (part.to(cell.device).reshape(PROBED, size, *part.shape[1:]) for part in parts)
         return inputs, targets
+
+    def observe(self, inputs: Tensor, targets: Tensor, draw: int) -> Observation:
+        """Return what the attacker would have seen had the clients held its own data: no short cut, unlike ``simulate``."""
+        seed = Seed(self.cell.seed).child("observed", draw)
+        seen = self.targets[0].observation
+        updates, payloads, *_ = _send(seen.learners, Batch(inputs, targets), self.defense, seed, self.public)
+        labels = targets if self.cell.known_labels else None
+        return seen.replace(updates=updates, payloads=payloads if self.cell.clients == 1 else (), labels=labels)
 
     def _simulate(self, inputs: Tensor, targets: Tensor, draw: int) -> tuple[Named, ...]:
         return self.replay(Batch(inputs, targets), self.defense.quick(), Seed(self.cell.seed).child("simulated", draw))

@@ -176,6 +176,7 @@ def cells_of(plan: Plan, materials: Materials | None = None) -> list[Cell]:
         "steps": plan.steps,
         "execution": plan.execution,
         "risk": plan.risk,
+        "lists": plan.lists,
         "device": find_device(plan.device),
     }
     vertical: dict[str, Any] = {"parts": plan.parts, "party": plan.party, "sees": plan.sees}

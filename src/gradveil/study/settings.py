@@ -201,6 +201,15 @@ class Attackers:
         docs="`batched`, `looped`, `compiled` or `captured` (recorded once and replayed, on a GPU only); `auto` decides by "
         "device and model. Part of a cell's key",
     )
+    lists: str = key(
+        "auto",
+        readers.list_size,
+        "candidates on the lists of attackers who hold one: auto, off, or how many",
+        section="audit",
+        metavar="SIZE",
+        docs="candidates on the [lists](levels.md#list) of attackers who hold one: `auto` is 256, or as many as there are or a "
+        "dear defense leaves time for; a number; `off` (or 0) leaves them out. Part of a cell's key",
+    )
     known_labels: bool = key(False, flag, "whether the attacker is given the true labels", section="training")
     bn_statistics: bool = key(
         False,

@@ -25,7 +25,7 @@ __all__ = ["Headline", "Setting", "Status", "bar_of", "choose_headline", "closer
 # Fewer records than this show a leak, but not that there is none; the check `enough_records` warns below it too.
 ENOUGH = 16
 # Where and how a cell was computed does not change the question it answers.
-NOT_A_SETTING = {"defense", "execution", "threads", "device", "risk"}
+NOT_A_SETTING = {"defense", "execution", "threads", "device", "risk", "lists"}
 
 
 class Status(Enum):
