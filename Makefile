@@ -3,6 +3,7 @@
 PYTHON ?= python3
 OUT ?= out/first-light
 WORKERS ?= 2
+SAMPLE ?= first
 
 BIN := .venv/bin
 STAMP := .venv/.installed
@@ -17,7 +18,7 @@ PYTEST := PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(BIN)/python -m pytest
 CHECKS := $(BIN)/python -m ruff check . && $(BIN)/python -m ruff format --check . && $(BIN)/python -m mypy
 
 .DEFAULT_GOAL := help
-.PHONY: help setup audit test test-slow check index format clean
+.PHONY: help setup audit test test-slow test-mutants check index format clean
 
 help: ## Show this list
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1|\2/p' Makefile | while IFS='|' read -r name text; do printf '%-18s %s\n' "$$name" "$$text"; done
@@ -46,6 +47,9 @@ test: $(STAMP) ## Lint, types and all quick tests
 
 test-slow: $(STAMP) ## The tests that take more than five seconds each
 	$(PYTEST) -m slow
+
+test-mutants: $(STAMP) ## Put small faults into the package and see which no test notices; SAMPLE=second for the other sample
+	OMP_NUM_THREADS=1 $(BIN)/python -m scripts.mutants --sample $(SAMPLE) --workers $(WORKERS)
 
 check: $(STAMP) ## Lint and types only
 	$(CHECKS)

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from gradveil.records import Comparison, Observation, Reconstruction, WhatArrives
-from gradveil.tensors import Named, stack
+from gradveil.tensors import Named, mean
 
 if TYPE_CHECKING:
     from gradveil.learning.learner import GradientHook, Learner
@@ -98,10 +98,14 @@ class OpenAdversary:
             self._replay_one(alone, inputs[start : start + size], targets[start : start + size], self.of_client(variables, index))
             for index, start in enumerate(range(0, clients * size, size))
         ]
-        return {name: value.mean(0) for name, value in stack(sent).items()}
+        return mean(sent)
 
     def _replay_one(self, learner: Learner, inputs: Tensor, targets: Tensor, variables: Named) -> Named:
-        learner = self.prepare_learner(learner, variables)
+        guesses = self.prepare_learner(learner, variables).guesses(inputs.shape[0])
+        sent = [self._replay_in_order(each, inputs, targets, variables) for each in guesses]
+        return sent[0] if len(sent) == 1 else mean(sent)
+
+    def _replay_in_order(self, learner: Learner, inputs: Tensor, targets: Tensor, variables: Named) -> Named:
         hook, per_example = self._hook(learner, variables)
         learner = learner.replace(per_example=per_example)
         return self.on_update(learner.update(inputs, targets, hook), learner, variables)

@@ -157,8 +157,9 @@ class ThreatModel:
         knows: What is known beside the updates.
         active: False for a server that follows the protocol and watches; True for one that alters the model it sends.
         batch_norm: One sentence about the BatchNorm statistics of the model in question; empty where nobody looked.
-        sees: ``update`` of a client's weights; ``embedding`` that a party of vertical learning sends for a prediction;
-            ``embedding_gradient``: in training, the embedding and the gradient of it that comes back.
+        sees: ``update`` of a client's weights; ``embedding`` that a party sends for a prediction; ``embedding_gradient``: in
+            vertical training, the embedding and the gradient of it that comes back.
+        told: Further sentences, on what the model has seen and how clients train.
     """
 
     clients: int = 1
@@ -167,6 +168,7 @@ class ThreatModel:
     active: bool = False
     batch_norm: str = ""
     sees: Literal["update", "embedding", "embedding_gradient"] = "update"
+    told: tuple[str, ...] = ()
 
     def describe(self) -> list[str]:
         """Return the threat model in plain sentences."""
@@ -175,10 +177,8 @@ class ThreatModel:
         seen = {
             "update": f"The attacker sees {what} {rounds}.",
             "embedding": "The attacker sees the embedding that a party of vertical learning sends for a prediction; no gradient.",
-            "embedding_gradient": (
-                "The attacker sees, in one step of vertical training, the embedding that one party sends and the gradient of it "
-                "that comes back."
-            ),
+            "embedding_gradient": "The attacker sees, in one step of vertical training, the embedding that one party sends and "
+            "the gradient of it that comes back.",
         }
         names = {item: str(item) for item in Knowledge}
         if self.sees != "update":
@@ -193,6 +193,7 @@ class ThreatModel:
             f"The attacker knows: {'; '.join(known) or 'nothing else'}.",
             f"The attacker does not know: {'; '.join(unknown) or 'nothing is withheld'}.",
             *([self.batch_norm] if self.batch_norm else []),
+            *self.told,
             "The attacker alters the model it sends." if self.active else "The attacker follows the protocol and only watches.",
         ]
 
@@ -235,8 +236,8 @@ class WhatArrives:
         exact: Names the tensors that arrive exactly, up to one positive factor per layer.
         incomplete: Whether this attacker knows less than the whole defense of what was seen here; the row is flagged.
         least_protected_round: Index of the round seen that is protected least, for attacks that read one round only.
-        label_evidence: Reads the label of one example off the last bias of that round; None, or None as its answer, reads the
-            bias as the gradient it is without a defense.
+        label_evidence: Reads the label of one example off the last bias of that round, whichever update of this client it came
+            with; None, or None as its answer, reads the bias as the gradient it is without a defense.
         equal_weights: Whether loud tensors that tell little drown quiet ones that tell much, so that a search should weigh
             all tensors alike.
         plain_search: Whether the search is, step by step, that of an attacker who ignores the defense.
@@ -368,6 +369,7 @@ class Reconstruction:
         recipe: Name of the attack recipe that made it.
         stance: How the recipe treated the defense: plain, informed, straight_through, averaged, zero_mask.
         restart: Which of the recipe's restarts.
+        hypothesis: Which of the plausible labels it was searched with, the most probable being 0.
         variables: The defense's unknowns as fitted.
         unfinished: Inputs before the informed attacker's finishing touch, where it had one; what the update was matched with.
         first_loss: Objective at the start.
@@ -384,6 +386,7 @@ class Reconstruction:
     target: int = 0
     stance: str = "plain"
     restart: int = 0
+    hypothesis: int = 0
     variables: Named = field(default_factory=dict)
     unfinished: Tensor | None = None
     first_loss: float = float("nan")

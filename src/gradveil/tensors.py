@@ -27,6 +27,7 @@ __all__ = [
     "flatten",
     "map_tensors",
     "matrix_products",
+    "mean",
     "norm",
     "scale",
     "stack",
@@ -102,6 +103,11 @@ def stack(many: list[Named]) -> Named:
     for other in many[1:]:
         check_same_names(many[0], other)
     return {name: torch.stack([one[name] for one in many]) for name in many[0]}
+
+
+def mean(many: list[Named]) -> Named:
+    """Return the mean over ``many``, tensor by tensor."""
+    return {name: value.mean(0) for name, value in stack(many).items()}
 
 
 def detach(named: Mapping[str, Tensor]) -> Named:

@@ -5,30 +5,51 @@
   difference is an offset renewed every few steps.
 * averaged: the same over many draws of a random defense (expectation over transformation, Athalye et al. 2018).
 * zero_mask: compares only where what was seen is not exactly zero, which undoes every kind of pruning without knowing which.
+* magnitudes, robust, learned: ways to compare that survive what is done to single entries (`gradveil.attacks.generic.stances`). Each
+  runs only where it tells the truth from other inputs clearly better than comparing values does, which the attacker measures on
+  public inputs of its own sent through the client's code.
 """
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
-from torch.func import vmap
 
 from gradveil.adversary import MASK, OBSERVED, OpenAdversary, prefixed, with_prefix
 from gradveil.attacks.base import AttackContext
+from gradveil.attacks.generic.probe import Compare, Probe, probe_of, raw_updates
+from gradveil.attacks.generic.stances import Learned, Magnitudes, Renewing, Robust, robust_weights
 from gradveil.errors import UsageError, suggest
 from gradveil.learning.learner import Learner
 from gradveil.records import AdversaryModel, Comparison, Knowledge, Observation
 from gradveil.tensors import Named, stack
 
-__all__ = ["STANCES", "StraightThrough", "ZeroMask", "adversary_for", "stances_for"]
+__all__ = [
+    "AUTHORLESS",
+    "FIRST_STANCES",
+    "LEARNED_STANCES",
+    "STANCES",
+    "StraightThrough",
+    "ZeroMask",
+    "adversary_for",
+    "confusions",
+    "stances_for",
+]
 
-STANCES = ("plain", "informed", "straight_through", "averaged", "zero_mask")
+FIRST_STANCES = ("plain", "informed", "straight_through", "averaged", "zero_mask")
+"""Those of ensembles published before there were others."""
+LEARNED_STANCES = ("magnitudes", "robust", "learned")
+STANCES = (*FIRST_STANCES, *LEARNED_STANCES)
+AUTHORLESS = tuple(stance for stance in STANCES if stance not in ("plain", "informed"))
+"""Stances that take account of a defense and need nobody to describe it."""
 OFFSET = "offset/"
 DRAWS = 4
 REFRESH_EVERY = 25
-MOST_ENTRIES = 16_000_000
+CLEARER = 0.7
+"""Times the confusion of comparing values: what is not below it says nothing that values do not say."""
 
 
 @dataclass(frozen=True)
@@ -47,7 +68,7 @@ class ZeroMask(OpenAdversary):
 
 
 @dataclass(frozen=True)
-class StraightThrough(OpenAdversary):
+class StraightThrough(Renewing):
     """Adds to the dummy update what the defense's own code last did to it, as a constant."""
 
     draws: int = 1
@@ -62,13 +83,23 @@ class StraightThrough(OpenAdversary):
         offset = prefixed(evidence, OFFSET)
         return Comparison({n: v + offset[n] for n, v in simulated.items()}, prefixed(evidence, OBSERVED))
 
+    def renews(self, context: AttackContext) -> bool:
+        """Tell whether there is the client's code to run."""
+        return context.simulate is not None
+
+    def renew(
+        self, learners: tuple[Learner, ...], inputs: Tensor, targets: Tensor, constants: Named, context: AttackContext, step: int
+    ) -> list[Named]:
+        """Return the offsets of the dummies, per round."""
+        return [with_prefix(each, OFFSET) for each in self.offsets(learners, inputs, targets, context, step)]
+
     def offsets(
         self, learners: tuple[Learner, ...], inputs: Tensor, targets: Tensor, context: AttackContext, step: int
     ) -> list[Named]:
         """Return, per round and candidate (leading axis), the mean over draws of defended minus raw update of its dummies."""
         if context.simulate is None:
             return [{} for _ in learners]
-        total = [{n: -v for n, v in _raw_updates(learner, inputs, targets).items()} for learner in learners]
+        total = [{n: -v for n, v in raw_updates(learner, inputs, targets).items()} for learner in learners]
         for draw in range(self.draws):
             # The client's own code is not made for vmap, so it runs candidate by candidate.
             rows = [context.simulate(x, y, step * self.draws + draw) for x, y in zip(inputs, targets, strict=True)]
@@ -78,27 +109,33 @@ class StraightThrough(OpenAdversary):
         return [{n: v.detach() for n, v in each.items()} for each in total]
 
 
-def _raw_updates(learner: Learner, inputs: Tensor, targets: Tensor) -> Named:
-    """Return the undefended updates of all candidates, a few at a time: each holds a gradient as large as the model."""
-    few = max(1, MOST_ENTRIES // max(1, learner.parameters))
-    return dict(vmap(learner.update, chunk_size=few)(inputs, targets))
-
-
-def adversary_for(stance: str, observation: Observation) -> AdversaryModel:
-    """Return the adversary model behind a stance."""
+def adversary_for(stance: str, observation: Observation, context: AttackContext | None = None) -> AdversaryModel:
+    """Return the adversary model behind a stance; without a context nothing is known of what the client's code does."""
     if stance == "informed":
         return observation.adversary
-    if stance == "zero_mask":
-        return ZeroMask()
+    if stance == "learned":
+        return Learned(probe_of(observation, context) if context is not None else None)
     if stance in ("straight_through", "averaged"):
         return StraightThrough(draws=DRAWS if stance == "averaged" else 1)
-    if stance == "plain":
-        return OpenAdversary()
-    raise UsageError(f"there is no stance called {stance!r}{suggest(stance, STANCES)}")
+    simple: dict[str, OpenAdversary] = {
+        "plain": OpenAdversary(),
+        "zero_mask": ZeroMask(),
+        "magnitudes": Magnitudes(),
+        "robust": Robust(),
+    }
+    if stance not in simple:
+        raise UsageError(f"there is no stance called {stance!r}{suggest(stance, STANCES)}")
+    return simple[stance]
 
 
-def stances_for(observation: Observation, context: AttackContext) -> tuple[str, ...]:
-    """Return the stances worth running against this observation, plain first."""
+def stances_for(observation: Observation, context: AttackContext, asked: Collection[str] = STANCES) -> tuple[str, ...]:
+    """Return the stances worth running against this observation, plain first.
+
+    Args:
+        observation: What was seen.
+        context: What the attacker works with.
+        asked: Stances somebody would take; the client's code is run for nothing else.
+    """
     stances = ["plain"]
     known = Knowledge.DEFENSE in observation.threat.knows
     if known and type(observation.adversary) is not OpenAdversary:
@@ -107,7 +144,42 @@ def stances_for(observation: Observation, context: AttackContext) -> tuple[str, 
         stances.append("averaged" if context.random_defense else "straight_through")
     if context.simulate is not None and _zero_share(observation) > 0.01:
         stances.append("zero_mask")
+    if known and set(asked) & set(LEARNED_STANCES):
+        stances += _clearer(observation, context)
     return tuple(stances)
+
+
+def _clearer(observation: Observation, context: AttackContext) -> list[str]:
+    """Return the stances that tell the attacker's own inputs apart clearly better than comparing values, or a zero mask, does."""
+    probe = probe_of(observation, context)
+    if probe is None:
+        return []
+    found = confusions(probe)
+    bar = CLEARER * min(found["plain"], found["zero_mask"])
+    return [stance for stance in LEARNED_STANCES if found[stance] < bar]
+
+
+def confusions(probe: Probe) -> dict[str, float]:
+    """Return, per way of comparing, how hard it is to tell the truth of a defended update (`Probe.confusion`)."""
+
+    def learned(row: int) -> Compare:
+        known = probe.reliance(0, without=row)
+        return lambda raw, sent: Comparison(
+            {n: v * known.gain[n] * known.weight[n] for n, v in raw.items()}, {n: v * known.weight[n] for n, v in sent.items()}
+        )
+
+    ways: dict[str, Compare] = {
+        "plain": Comparison,
+        "zero_mask": lambda raw, sent: Comparison({n: v * (sent[n] != 0) for n, v in raw.items()}, sent),
+        "magnitudes": lambda raw, sent: Comparison({n: v.abs() for n, v in raw.items()}, {n: v.abs() for n, v in sent.items()}),
+        "robust": _compare_robustly,
+    }
+    return {name: probe.confusion(lambda _, way=way: way) for name, way in ways.items()} | {"learned": probe.confusion(learned)}
+
+
+def _compare_robustly(raw: Named, sent: Named) -> Comparison:
+    weight = robust_weights(raw, sent)
+    return Comparison({n: v * weight[n] for n, v in raw.items()}, {n: v * weight[n] for n, v in sent.items()})
 
 
 def _zero_share(observation: Observation) -> float:

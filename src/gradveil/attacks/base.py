@@ -8,7 +8,7 @@ attacker's own making.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Self
 
@@ -21,12 +21,15 @@ from gradveil.records import Knowledge, Observation, Reconstruction
 from gradveil.registry import Card, Registry
 from gradveil.tensors import Named, check_finite
 
-__all__ = ["ATTACKS", "Attack", "AttackCard", "AttackContext", "Cost", "Simulate", "check_is_attack", "launch"]
+__all__ = ["ATTACKS", "Attack", "AttackCard", "AttackContext", "Cost", "Observe", "Simulate", "check_is_attack", "launch"]
 
-USES_THE_DEFENSE = ("informed", "straight_through", "averaged")
+USES_THE_DEFENSE = ("informed", "straight_through", "averaged", "magnitudes", "robust", "learned")
 
 Simulate = Callable[[Tensor, Tensor, int], tuple[Named, ...]]
 """``(inputs, targets, draw) -> update of each round``: the client's whole defended code on the attacker's own data."""
+
+Observe = Callable[[Tensor, Tensor, int], Observation]
+"""``(inputs, targets, draw) -> observation``: what the attacker would have seen had the client held the attacker's own data."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,8 +58,12 @@ class AttackContext:
         simulate: The client's defended code on the attacker's own data, where the defense is known.
         progress: Called with the number of candidate-steps done since the last call.
         random_defense: Whether the known defense draws randomness.
+        own: Inputs (P, B, ...) and targets (P, B) of the attacker's own, each what one observation comes from, to find out what the
+            client's code does.
         watch: Called after every step of a gradient-matching recipe with the number of steps and the best leaves so far, one row
             per target and restart; for studies of how attacks converge.
+        observe: The same as all that would be seen, payloads included; also where nothing is done to the update.
+        memory: What attackers have learned of this client and may share, by what it depends on.
     """
 
     seed: Seed
@@ -65,7 +72,10 @@ class AttackContext:
     simulate: Simulate | None = None
     progress: Callable[[int], None] | None = None
     random_defense: bool = False
+    own: tuple[Tensor, Tensor] | None = None
     watch: Callable[[int, Named], None] | None = None
+    observe: Observe | None = None
+    memory: dict[Hashable, Any] = field(default_factory=dict, compare=False, repr=False)
 
     def steps(self, wanted: int) -> int:
         """Return how many of the wanted steps the budget allows."""
@@ -78,7 +88,7 @@ class Cost:
 
     Attributes:
         steps: Evaluations per restart.
-        restarts: Candidates per target.
+        restarts: Candidates per target, for each of its plausible labels.
         client_updates: Updates of the defended client per step, in the mean, where it is run along the way.
     """
 
@@ -123,6 +133,10 @@ class Attack:
     def cost(self) -> Cost:
         """Return what it spends on one target at most; one look at the update unless it says otherwise."""
         return Cost()
+
+    def hypotheses(self, observation: Observation, context: AttackContext) -> int:
+        """Return with how many different labels it searches for this target; what it costs is per label."""
+        return 1
 
     def needs(self, observation: Observation) -> frozenset[Knowledge]:
         """Return what it must know: what its card says, the defense if its stance uses it, and how local steps were taken."""
@@ -202,7 +216,7 @@ def _presentable(candidate: Reconstruction, observation: Observation) -> Reconst
         )
     inputs = torch.nan_to_num(candidate.inputs.detach(), nan=0.5, posinf=1.0, neginf=0.0).clamp(0, 1).contiguous()
     candidate = candidate.replace(inputs=inputs)
-    if candidate.stance != "informed":
+    if candidate.stance != "informed" or candidate.unfinished is not None:
         return candidate
     finished = observation.adversary.finish(candidate, observation)
     return finished.replace(inputs=finished.inputs.clamp(0, 1).contiguous(), unfinished=inputs)

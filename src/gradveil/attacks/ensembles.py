@@ -12,11 +12,13 @@ from typing import Any
 
 import torch
 
-from gradveil.attacks.adaptive import STANCES, stances_for
+from gradveil.attacks.adaptive import FIRST_STANCES, STANCES, stances_for
 from gradveil.attacks.base import ATTACKS, Attack, AttackContext, check_is_attack
 from gradveil.attacks.batch_statistics import with_statistics
 from gradveil.attacks.deep_leakage import DLG, IDLG
 from gradveil.attacks.feature_inversion import FeatureInversion
+from gradveil.attacks.generic.rounds import by_round
+from gradveil.attacks.gradient_matching import GradientMatching
 from gradveil.attacks.inverting_gradients import InvertingGradients
 from gradveil.attacks.linear_layer import LinearLayer
 from gradveil.attacks.peeling import Peeling
@@ -51,12 +53,14 @@ class Ensemble:
         summary: One sentence.
         members: Attacks with their stances.
         rehearsals: Public images the attacker tries everything on before.
+        by_round: Whether several rounds are also attacked one by one and put together (`gradveil.attacks.generic.rounds`).
     """
 
     name: str
     summary: str
     members: tuple[Member, ...]
     rehearsals: int
+    by_round: bool = False
 
 
 def _smooth_to_sharp(steps: int, restarts: int = 1, **changes: Any) -> InvertingGradients:
@@ -94,7 +98,7 @@ QUICK = Ensemble(
     "A first look in minutes: a sharp and a smooth recipe, the likelihood where noise is known, and two cheap analytic attacks.",
     (
         Member(_smooth_to_sharp(400), ("plain", "informed")),
-        Member(_stay_smooth(250), STANCES),
+        Member(_stay_smooth(250), FIRST_STANCES),
         Member(_likelihood(300, 1.0), ("informed",)),
         Member(FeatureInversion(steps=300)),
         Member(LinearLayer()),
@@ -106,8 +110,8 @@ STANDARD = Ensemble(
     "standard-1",
     "The judgement we publish: complementary recipes with restarts, every stance, and published attacks in their own settings.",
     (
-        Member(_smooth_to_sharp(2000, 2), STANCES),
-        Member(_stay_smooth(1500, restarts=2), STANCES),
+        Member(_smooth_to_sharp(2000, 2), FIRST_STANCES),
+        Member(_stay_smooth(1500, restarts=2), FIRST_STANCES),
         Member(_stay_smooth(1500, tv=0.25, tv_end=0.0025, title="smooth_to_fine"), ("plain", "informed")),
         Member(_stay_smooth(1500, tv=3.0, tv_end=0.1, title="stay_smoother"), ("plain", "informed")),
         Member(
@@ -157,6 +161,38 @@ QUICK_3, STANDARD_3 = (
 )
 
 
+def _in_every_stance(before: Ensemble, name: str, summary: str) -> Ensemble:
+    """The same where the searches that took every stance there was take those too that are learned from the client's code."""
+    members = tuple(replace(m, stances=STANCES) if m.stances == FIRST_STANCES else m for m in before.members)
+    return replace(before, name=name, summary=summary, members=members, by_round=True)
+
+
+# What is learned from the client's code runs only where that pays, so under defenses that need an author to be understood, and in
+# one round, these are the versions before.
+MORE = "magnitudes, robust and learned comparisons where they tell inputs apart; rounds also one by one."
+QUICK_4 = _in_every_stance(QUICK_3, "quick-4", f"{QUICK_3.summary.removesuffix('.')}; {MORE}")
+STANDARD_4 = _in_every_stance(STANDARD_3, "standard-4", f"{STANDARD_3.summary.removesuffix('.')}; {MORE}")
+
+
+def _patient(member: Member) -> Member:
+    """The member with four times its steps, twice its starts, and every stance it has a use for."""
+    attack = member.attack
+    changes = {name: factor * getattr(attack, name) for name, factor in (("steps", 4), ("restarts", 2)) if hasattr(attack, name)}
+    # Who took plain and informed can take every stance; who took one of them was made for that one.
+    stances = STANCES if {"plain", "informed"} <= set(member.stances) and isinstance(attack, GradientMatching) else member.stances
+    return replace(member, attack=replace(attack, **changes), stances=stances)
+
+
+# Meant for a GPU, where thousands of candidates cost little more than a few.
+STRONG = replace(
+    STANDARD_4,
+    name="strong-1",
+    summary="Patience: the attackers of standard-4 with four times the steps, twice the starts and every stance; for a GPU.",
+    members=tuple(_patient(member) for member in STANDARD_4.members),
+    rehearsals=8,
+)
+
+
 def _embedding_sharp(steps: int, **changes: Any) -> InvertingGradients:
     """Squared error on the embedding from a smooth start: an embedding tells scale too, which a cosine would throw away."""
     return _smooth_to_sharp(steps, **({"objective": "l2", "title": "embedding_sharp"} | changes))
@@ -173,7 +209,7 @@ EMBEDDING_QUICK = Ensemble(
     "What `quick` means where an embedding is seen: a sharp and a smooth recipe on squared error, and an untrained decoder.",
     (
         Member(_embedding_sharp(300), ("plain", "informed")),
-        Member(_embedding_smooth(300), STANCES),
+        Member(_embedding_smooth(300), FIRST_STANCES),
         Member(_likelihood(300, 1.0), ("informed",)),
         Member(PisteLike(steps=250), ("plain", "informed")),
     ),
@@ -184,9 +220,9 @@ EMBEDDING_STANDARD = Ensemble(
     "embedding-standard-1",
     "What `standard` means where an embedding is seen: more steps and restarts, every stance, and DLG and IG as published.",
     (
-        Member(_embedding_sharp(1500, restarts=2), STANCES),
+        Member(_embedding_sharp(1500, restarts=2), FIRST_STANCES),
         Member(_embedding_sharp(1500, smooth_relu=False, title="embedding_sharp_relu"), ("plain", "informed")),
-        Member(_embedding_smooth(1500), STANCES),
+        Member(_embedding_smooth(1500), FIRST_STANCES),
         Member(_smooth_to_sharp(1500), ("plain", "informed", "zero_mask")),
         Member(_likelihood(1500, 1.0), ("informed",)),
         Member(_likelihood(1500, 10.0), ("informed",)),
@@ -250,7 +286,8 @@ QUICK_NO_SIMULATION, EMBEDDING_QUICK_NO_SIMULATION = (
 ENSEMBLES = {
     ensemble.name: ensemble
     for ensemble in (
-        *(QUICK, QUICK_2, QUICK_3, STANDARD, STANDARD_2, STANDARD_3, EMBEDDING_QUICK, EMBEDDING_STANDARD),
+        *(QUICK, QUICK_2, QUICK_3, QUICK_4, STANDARD, STANDARD_2, STANDARD_3, STANDARD_4, STRONG),
+        *(EMBEDDING_QUICK, EMBEDDING_STANDARD),
         *(PUBLISHED_RECIPE, SMOOTH_LAYERS, INFORMED, PATIENT, QUICK_NO_SIMULATION, EMBEDDING_QUICK_NO_SIMULATION),
     )
 }
@@ -289,7 +326,8 @@ def line_up(ensemble: Ensemble, observation: Observation, context: AttackContext
 
     Where the threat model grants BatchNorm statistics and the upload carries them, matching recipes run with them as well.
     """
-    possible, told = stances_for(observation, context), observation.adversary.arrives(observation)
+    asked = {stance for member in ensemble.members for stance in member.stances}
+    possible, told = stances_for(observation, context, asked), observation.adversary.arrives(observation)
     attacks: list[Attack] = []
     for member in ensemble.members:
         if member.attack.applies(observation) is not None:
@@ -302,7 +340,9 @@ def line_up(ensemble: Ensemble, observation: Observation, context: AttackContext
             # `informed_twins`.
             stances = [stance for stance in stances if stance != "informed"]
         here = [member.attack.with_stance(stance) for stance in stances]
-        more = [with_statistics(attack, observation) for attack in here if attack.stance in ("plain", "informed")]
+        more: list[Attack | None] = [with_statistics(attack, observation) for attack in here if attack.stance in ("plain", "informed")]
+        if ensemble.by_round:
+            more += [by_round(attack, observation, fresh=context.random_defense) for attack in here]
         attacks += [*here, *(attack for attack in more if attack is not None)]
     return attacks
 

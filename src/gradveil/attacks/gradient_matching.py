@@ -9,6 +9,7 @@ from typing import Any, ClassVar
 
 from gradveil.attacks.adaptive import DRAWS, REFRESH_EVERY, STANCES
 from gradveil.attacks.base import Attack, AttackContext, Cost
+from gradveil.attacks.engine.label_belief import label_hypotheses
 from gradveil.attacks.engine.matching import LIKELIHOOD, Recipe, run_recipe
 from gradveil.attacks.engine.optimisers import LBFGS, Adam
 from gradveil.records import Knowledge, Observation, Reconstruction
@@ -67,8 +68,14 @@ class GradientMatching(Attack):
     def cost(self) -> Cost:
         """Return the recipe's steps and restarts, and how often the client is run for straight-through offsets."""
         recipe = self.recipe()
-        draws = {"averaged": DRAWS, "straight_through": 1}.get(recipe.stance, 0)
-        return Cost(recipe.steps, recipe.restarts, (draws + 1) / REFRESH_EVERY if draws else 0.0)
+        # A renewal computes the raw update of the dummies, and straight through also runs the client on them.
+        runs = {"averaged": DRAWS + 1, "straight_through": 2, "robust": 1}.get(recipe.stance, 0)
+        return Cost(recipe.steps, recipe.restarts, runs / REFRESH_EVERY)
+
+    def hypotheses(self, observation: Observation, context: AttackContext) -> int:
+        """Return the number of plausible labels, unless labels are searched for."""
+        recipe = self.recipe()
+        return 1 if recipe.labels == "joint" else len(label_hypotheses(observation, recipe.stance, context))
 
     def needs(self, observation: Observation) -> frozenset[Knowledge]:
         """Ask also for the BatchNorm statistics where the recipe uses them."""

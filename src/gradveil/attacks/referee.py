@@ -30,7 +30,7 @@ from gradveil.attacks.engine.optimisers import Adam
 from gradveil.records import AdversaryModel, Observation, Reconstruction
 from gradveil.tensors import Named, digest
 
-__all__ = ["Referee", "Verdict", "recipe_key"]
+__all__ = ["Referee", "Verdict", "compare_candidates", "recipe_key"]
 
 _Both = Callable[[Tensor, Tensor, Named], tuple[Named, Named]]
 
@@ -68,14 +68,18 @@ class Referee:
             truth would.
         rehearsal: Mean PSNR of each recipe on the public images.
         rehearsal_score: Highest score of each recipe on the public images.
+        truths: The scores of all truths in rehearsal.
         known: Scores already computed, by the content of what was scored: fitting unknowns is the most expensive part of judging.
+        entries: How many entries are compared, by the content of the observation; known once a candidate was scored.
     """
 
     arrival: dict[str, float] = field(default_factory=dict)
     truth_score: float = 0.0
     rehearsal: dict[str, float] = field(default_factory=dict)
     rehearsal_score: dict[str, float] = field(default_factory=dict)
+    truths: tuple[float, ...] = ()
     known: dict[Hashable, float] = field(default_factory=dict, init=False, repr=False, compare=False)
+    entries: dict[str, int] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     @classmethod
     def rehearsed(
@@ -97,7 +101,7 @@ class Referee:
             return cls()
         squares: dict[str, list[float]] = {}
         for observation, (inputs, labels) in zip(observations, truths, strict=True):
-            residuals, observed, _ = _compare(observation, inputs[None].double(), labels[None], [{}])
+            residuals, observed, _ = compare_candidates(observation, inputs[None].double(), labels[None], [{}])
             for name, value in residuals.items():
                 size = float(observed[name].square().sum())
                 squares.setdefault(name, []).append(float(value.square().sum()) / size if size > 0 else 0.0)
@@ -110,7 +114,7 @@ class Referee:
         for observation, many in zip(observations, candidates, strict=True):
             for candidate, found in zip(many, judge.scores(observation, many), strict=True):
                 worst[recipe_key(candidate)] = max(found, worst.get(recipe_key(candidate), 0.0))
-        return cls(arrival, max(scores), _rehearsal_psnr(originals, candidates), worst)
+        return cls(arrival, max(scores), _rehearsal_psnr(originals, candidates), worst, tuple(scores))
 
     def scores(self, observation: Observation, candidates: Sequence[Reconstruction]) -> list[float]:
         """Return one score per candidate, lower is better; infinite where it cannot be computed."""
@@ -124,13 +128,26 @@ class Referee:
     def _scores(self, observation: Observation, candidates: Sequence[Reconstruction]) -> list[float]:
         inputs = torch.stack([c.inputs if c.unfinished is None else c.unfinished for c in candidates]).double()
         labels = torch.stack([c.targets for c in candidates])
-        residuals, observed, count = _compare(observation, inputs, labels, [c.variables for c in candidates])
+        residuals, observed, count = compare_candidates(observation, inputs, labels, [c.variables for c in candidates])
+        self.entries[observation.content] = count
         std = observation.adversary.arrives(observation).noise_std
         if std is not None and std > 0:
             total = torch.stack([_energies(r) for r in residuals.values()]).sum(0) / (2 * std**2 * count)
         else:
             total = self._weighted(residuals, observed)
         return [float(v) if bool(torch.isfinite(v)) else float("inf") for v in total]
+
+    def misfit(self, observation: Observation, candidate: Reconstruction) -> Callable[[Tensor], Tensor]:
+        """Return the weighted relative residual as a differentiable function of a candidate's inputs, all else as it is."""
+        both = _comparing(observation)
+        labels = candidate.targets.to(observation.learner.device)
+        variables = {name: value.double() for name, value in candidate.variables.items()}
+
+        def loss(inputs: Tensor) -> Tensor:
+            residuals, observed = ({n: v[None] for n, v in side.items()} for side in both(inputs, labels, variables))
+            return self._weighted(residuals, observed)[0]
+
+        return loss
 
     def _weighted(self, residuals: Named, observed: Named) -> Tensor:
         terms, weights = [], []
@@ -194,11 +211,37 @@ def _batch_error(left: Tensor, right: Tensor) -> Tensor:
     return distance.min(1).values.mean()
 
 
-def _compare(observation: Observation, inputs: Tensor, labels: Tensor, variables: list[Named]) -> tuple[Named, Named, int]:
-    """Return residuals and observed tensors of all candidates (leading axis), and how many entries each candidate compares."""
+def compare_candidates(
+    observation: Observation, inputs: Tensor, labels: Tensor, variables: list[Named], *, refit: bool = True
+) -> tuple[Named, Named, int]:
+    """Return residuals and observed tensors of all candidates (leading axis), and how many entries each candidate compares.
+
+    Args:
+        observation: What was seen.
+        inputs: (C, B, ...) in double precision.
+        labels: (C, B, ...).
+        variables: The defense's unknowns of each candidate, as far as they were fitted.
+        refit: Whether to fit the unknowns to each candidate.
+    """
+    adversary, both = observation.adversary, _comparing(observation)
+    inputs = inputs.to(observation.learner.device)
+    unknowns = _started(observation, adversary, variables)
+    if refit:
+        unknowns = _refit(observation, adversary, inputs, labels, unknowns, both)
+    found = [both(x, y, u) for x, y, u in zip(inputs, labels, unknowns, strict=True)] if len(inputs) == 1 else None
+    if found is not None:
+        residuals, observed = ({n: v[None] for n, v in side.items()} for side in found[0])
+    else:
+        stacked = {n: torch.stack([u[n] for u in unknowns]) for n in unknowns[0]}
+        residuals, observed = vmap(both, in_dims=(0, 0, 0 if stacked else None), chunk_size=16)(inputs, labels, stacked)
+    count = sum(value[0].numel() for value in residuals.values())
+    return {n: v.detach() for n, v in residuals.items()}, {n: v.detach() for n, v in observed.items()}, count
+
+
+def _comparing(observation: Observation) -> _Both:
+    """Return what compares one candidate with an observation in double precision, round by round, differentiably."""
     adversary = observation.adversary
     learners = tuple(quicker(learner.to(torch.float64), observation.input_shape) for learner in observation.learners)
-    inputs = inputs.to(learners[0].device)
     evidence: Named = {}
     for index in range(len(observation.updates)):
         seen = {n: v.double() if v.is_floating_point() else v for n, v in adversary.evidence(observation, index).items()}
@@ -213,26 +256,22 @@ def _compare(observation: Observation, inputs: Tensor, labels: Tensor, variables
             right |= with_prefix(comparison.observed, f"{index}|")
         return left, right
 
-    unknowns = _refit(observation, adversary, inputs, labels, variables, both)
-    found = [both(x, y, u) for x, y, u in zip(inputs, labels, unknowns, strict=True)] if len(inputs) == 1 else None
-    if found is not None:
-        residuals, observed = ({n: v[None] for n, v in side.items()} for side in found[0])
-    else:
-        stacked = {n: torch.stack([u[n] for u in unknowns]) for n in unknowns[0]}
-        residuals, observed = vmap(both, in_dims=(0, 0, 0 if stacked else None), chunk_size=16)(inputs, labels, stacked)
-    count = sum(value[0].numel() for value in residuals.values())
-    return {n: v.detach() for n, v in residuals.items()}, {n: v.detach() for n, v in observed.items()}, count
+    return both
+
+
+def _started(observation: Observation, adversary: AdversaryModel, variables: list[Named]) -> list[Named]:
+    """Return the unknowns of each candidate as they were fitted, else as the adversary draws them."""
+    drawn = {n: v.double() for n, v in adversary.variables(observation, torch.Generator().manual_seed(0)).items()}
+    return [{n: own.get(n, drawn[n]).to(drawn[n]) for n in drawn} for own in variables]
 
 
 def _refit(
-    observation: Observation, adversary: AdversaryModel, inputs: Tensor, labels: Tensor, variables: list[Named], both: _Both
+    observation: Observation, adversary: AdversaryModel, inputs: Tensor, labels: Tensor, starts: list[Named], both: _Both
 ) -> list[Named]:
     """Fit the defense's unknowns to each candidate with its inputs held fixed."""
-    generator = torch.Generator().manual_seed(0)
-    drawn = {n: v.double() for n, v in adversary.variables(observation, generator).items()}
+    drawn = starts[0]
     if not drawn:
-        return [{} for _ in variables]
-    starts = [{n: own.get(n, drawn[n]).to(drawn[n]) for n in drawn} for own in variables]
+        return starts
 
     def misfit(leaves: Named, constants: Named) -> Tensor:
         residuals, observed = both(constants["inputs"], constants["labels"], leaves)

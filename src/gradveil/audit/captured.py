@@ -27,11 +27,15 @@ from gradveil.records import ModelSpec, Observation, Payload, Reconstruction, Up
 from gradveil.storage.files import write_whole
 from gradveil.storage.run_folder import Store, npz_bytes
 from gradveil.study.cell import Cell
+from gradveil.tensors import norm
 from gradveil.wire import read_payload
 
 __all__ = ["CapturedResult", "audit_captured"]
 
 NULL_TRIES = 8
+TINY = 1e-30
+FAR = 5.0
+"""Factor between the size of an update that nothing explains and of one made here from which it is worth a sentence."""
 SHARE, NOISE = "share of the update", "power of the known noise"
 
 
@@ -44,9 +48,17 @@ class CapturedResult:
 
     @property
     def explains(self) -> bool:
-        """Whether the best reconstruction explains the update better than guesses that never saw it."""
-        best, null = (self.record["unexplained"][name] for name in ("best", "null"))
-        return best is not None and best < (math.inf if null is None else null)
+        """Whether the best reconstruction explains the update better than guesses that never saw it, and than nothing at all."""
+        told = self.record["unexplained"]
+        best, null = told["best"], told["null"]
+        # An update of zeros leaves all of it: who leaves more replays another training.
+        most = min(math.inf if null is None else null, 1.0 if told["unit"] == SHARE else math.inf)
+        return best is not None and best < most
+
+    @property
+    def says_training(self) -> bool:
+        """Whether anything was said about local training; else the update was taken for the gradient of one batch."""
+        return bool(self.record["cell"]["shares"] != "gradient")
 
     def sentences(self) -> list[str]:
         """Return the result in plain words; no record is named where nothing was explained."""
@@ -64,7 +76,12 @@ class CapturedResult:
                 "give --weights with those the client started from."
             )
         if not self.explains:
-            return lines
+            far = not 1 / FAR <= record["size"] <= FAR
+            told = (
+                f"The update is {record['size']:.2g} times as large as one that this training makes of other records: "
+                "another learning rate or number of local steps may be why."
+            )
+            return [*lines, told] if far else lines
         for row in record["nearest"]:
             lines.append(
                 f"Input {row['input']}: of {record['candidates']} records, the nearest is row {row['row']} "
@@ -160,11 +177,16 @@ def _attack(case: _Case) -> tuple[dict[str, Any], torch.Tensor]:
         "stance": chosen.stance,
         "tries": len(found[0]),
         "labels": None if observation.classes == 0 else [int(label) for label in chosen.targets.reshape(-1)],
+        "size": _size(observation) / max(_size(subject.targets[0].observation), TINY),
         "unexplained": _unexplained(observation, verdict.scores[verdict.chosen], _null_score(subject, observation, referee)),
         "candidates": len(subject.dataset),
         "nearest": _nearest(chosen, subject.dataset.inputs),
     }
     return record, chosen.inputs
+
+
+def _size(observation: Observation) -> float:
+    return float(norm(observation.update.weights))
 
 
 def _unexplained(observation: Observation, best: float, null: float) -> dict[str, Any]:
@@ -199,7 +221,7 @@ def _null_score(subject: Subject, observation: Observation, referee: Referee) ->
     """Return the best score of inputs that have nothing to do with the update: public images with the recovered labels."""
     from gradveil.attacks.engine.labels import recover_labels
 
-    labels = recover_labels(observation)
+    labels = recover_labels(observation, informed=True)
     nulls = [Reconstruction(r.batch.inputs.to(labels.device), labels, recipe="null") for r in subject.rehearsals[:NULL_TRIES]]
     return min(referee.scores(observation, nulls)) if nulls else float("nan")
 

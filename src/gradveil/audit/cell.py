@@ -15,7 +15,9 @@ from numpy.typing import NDArray
 
 from gradveil.attacks import Attack, AttackContext, Ensemble, informed_twins, launch, line_up, resolve
 from gradveil.audit.certified import certify, guarantee_of
+from gradveil.audit.gap import Explained, explain, gap_of
 from gradveil.audit.judge import Referees, Scored, best_by_truth, per_recipe, score, select, select_plain
+from gradveil.audit.list_level import list_level
 from gradveil.audit.materials import Materials
 from gradveil.audit.nulls import bars, derangements, null_rows
 from gradveil.audit.owners import owners_level
@@ -90,7 +92,7 @@ def run_cell(
         raise UsageError(f"no attack of {ensemble.name!r} applies to this model and batch size; choose another ensemble")
     partial = PartialWork(work, cell.device)
     # What an earlier run did is neither planned nor done in this one, or the time left would be wrong.
-    counter.planned = planned_steps([a for place, a in enumerate(attacks) if not partial.has(place)], context, len(everyone))
+    counter.planned = planned_steps([a for place, a in enumerate(attacks) if not partial.has(place)], context, everyone)
     found = attack_all(attacks, everyone, context, partial)
     count = len(subject.targets)
     referees = Referees.rehearsed(subject, found[count:])
@@ -122,10 +124,14 @@ class _Counter:
             self._report(self.done, self.planned)
 
 
-def planned_steps(attacks: Sequence[Attack], context: AttackContext, observations: int) -> int:
-    """Return the candidate-steps the attacks would spend if none stopped early."""
-    costs = [attack.cost() for attack in attacks]
-    return sum(context.steps(cost.steps) * cost.restarts * observations for cost in costs)
+def planned_steps(attacks: Sequence[Attack], context: AttackContext, observations: Sequence[Observation]) -> int:
+    """Return the candidate-steps the attacks would spend if none stopped early, over all plausible labels."""
+    total = 0
+    for attack in attacks:
+        cost = attack.cost()
+        labels = sum(attack.hypotheses(observation, context) for observation in observations)
+        total += context.steps(cost.steps) * cost.restarts * labels
+    return total
 
 
 def attack_all(
@@ -163,8 +169,8 @@ def _judge(
     owners = owners_level(subject, tried, seed)
     nulls = null_rows(subject, ensemble, context, len(candidates[0]), drawn)
     certificate = certify(subject)
+    explained = explain(subject, kept, verdicts, referees.informed, selected.rank)
     table = [row for row, _ in attackers]
-    alone = {told(row.recipe, row.stance): scored for row, scored in attackers}
     evidence = Evidence(
         subject,
         candidates,
@@ -176,10 +182,11 @@ def _judge(
         nulls,
         certificate,
         table,
-        rows.get("plain"),
-        alone,
+        explained,
+        plain=rows.get("plain"),
+        alone={told(row.recipe, row.stance): scored for row, scored in attackers},
     )
-    records = _records(subject, selected, best, kept)
+    records = _records(subject, selected, best, kept, explained)
     region = region_of_cell(subject, {**rows, "data_mean": nulls["data_mean"]}, seed.child("region"))
     summaries = {name: row.summary(seed.child(name)) for name, row in rows.items() if name != "informed"}
     result = CellResult(
@@ -194,7 +201,7 @@ def _judge(
         plain=summaries.get("plain"),
         informed=summaries["selected"] if "informed" in rows else None,
         informed_gain=_gain(rows),
-        levels=Levels(owners=owners) if owners is not None else None,
+        gap=gap_of(explained, selected.rank),
         duplicates=len(subject.candidates) - subject.distinct,
         region=region if isinstance(region, Region) else None,
         regret=_regret(selected, best),
@@ -205,6 +212,7 @@ def _judge(
         checks=tuple(run_checks(evidence)),
         bytes=_bytes(subject),
         certificate=certificate,
+        levels=Levels(listed=list_level(subject), owners=owners),
         risk=_risk(risk, records, rows, selected) if risk else None,
         unavailable={"region": region} if isinstance(region, str) else {},
     )
@@ -284,7 +292,9 @@ def _measured(subject: Subject) -> dict[str, float]:
     return {name: sum(t.measured.get(name, 0.0) for t in subject.targets) / len(subject.targets) for name in names}
 
 
-def _records(subject: Subject, selected: Scored, best: Scored, kept: Sequence[Reconstruction]) -> tuple[Record, ...]:
+def _records(
+    subject: Subject, selected: Scored, best: Scored, kept: Sequence[Reconstruction], explained: Sequence[Explained]
+) -> tuple[Record, ...]:
     size = len(subject.targets[0].batch)
     columns = {name: selected.column(name) for name in ("psnr", "ssim", "mse", "lpips")}
     limit = best.column("psnr")
@@ -303,6 +313,7 @@ def _records(subject: Subject, selected: Scored, best: Scored, kept: Sequence[Re
             recipe=kept[i // size].recipe,
             stance=kept[i // size].stance,
             regret_db=max(0.0, (limit[i] or 0.0) - (columns["psnr"][i] or 0.0)),
+            gap=explained[i // size].gap,
         )
         for i, index in enumerate(subject.indices)
     )

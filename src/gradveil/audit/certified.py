@@ -2,20 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import replace
 
-import torch
-from torch import Tensor
-
 from gradveil.audit.floors import mean_error_of_cell
+from gradveil.audit.list_level import matching_share
 from gradveil.audit.scene import Subject
 from gradveil.client.releases import RANGE_OF_DATA, privacy_of_updates
-from gradveil.metrics import share_of
 from gradveil.randomness import Seed
-from gradveil.records import Batch
-from gradveil.registry import parse_call
-from gradveil.risk.candidates import candidate_scores, flat, strict_hits, without_noise
 from gradveil.risk.certificates import certificate_from
 from gradveil.study.measures import Share
 from gradveil.study.proved import Certificate, Guarantee
@@ -33,7 +26,7 @@ def guarantee_of(subject: Subject) -> Guarantee:
     """Return the differential privacy of the updates under attack; none where the model itself has seen the records."""
     cell = subject.cell
     fault = RANGE_OF_DATA if cell.scale == "minmax" else ""
-    if parse_call(cell.state)[0] == "trained":
+    if subject.seen.attacked:
         fault = TRAINED
     if cell.cut:
         fault = EMBEDDED
@@ -87,8 +80,9 @@ def _known(subject: Subject, proved: Guarantee) -> int:
 def matching_attack(subject: Subject) -> Share | None:
     """Let an attacker with the list of candidates pick the one that explains each update best.
 
-    It replays the client without noise on every candidate. For one record in an update, and noise added to that update, no
-    attacker with this list does better; noise in several local steps bends the path it replays, and then one might.
+    It is the attacker with a list who knows the defense (`gradveil.attacks.listing.own`). For one record in an update, and noise
+    added to that update, no attacker with this list does better; noise in several local steps bends the path it replays, and
+    then one might.
 
     Returns:
         Share identified with its Wilson interval; None where an update holds several records, since it would have to try all
@@ -97,19 +91,4 @@ def matching_attack(subject: Subject) -> Share | None:
     cell = subject.cell
     if cell.batch_size * cell.clients > 1 or len(subject.candidates) * cell.rounds * cell.training().steps(1) > MOST_REPLAYS:
         return None
-    releases = torch.stack([flat([u.weights for u in t.observation.updates]) for t in subject.targets])
-    scores = candidate_scores(releases, _shares(subject)).cpu()
-    if cell.known_labels:
-        own = subject.candidate_labels[list(subject.positions)]
-        scores = scores.masked_fill(subject.candidate_labels != own[:, None], float("-inf"))
-    hits = strict_hits(scores, subject.positions)
-    return share_of(int(hits.sum()), len(hits))
-
-
-def _shares(subject: Subject) -> Iterator[Tensor]:
-    quiet, device = without_noise(subject.defense), subject.cell.device
-    seed = Seed(subject.cell.seed).child("matching attack")
-    for index in range(len(subject.candidates)):
-        row = slice(index, index + 1)
-        batch = Batch(subject.candidates[row].to(device), subject.candidate_labels[row].to(device))
-        yield flat(subject.replay(batch, quiet, seed))
+    return matching_share(subject)

@@ -23,7 +23,6 @@ from gradveil.defenses.none import NoDefense
 from gradveil.errors import GradveilError
 from gradveil.learning import Learner
 from gradveil.randomness import Seed
-from gradveil.registry import parse_call
 from gradveil.risk.exposure import defended_release
 from gradveil.risk.mean_error import MeanErrorBound, mean_error_bound, mean_error_from_spectra, smoothed_score
 from gradveil.spectra.jacobians import Jacobian
@@ -65,7 +64,7 @@ def _why_not(subject: Subject) -> str:
         return "it is counted for one record in one update only"
     if isinstance(parts[-1], DPSGD) and cell.shares != "gradient":
         return "noise in each local step bends the path of the next, so the law of the update is not Gaussian"
-    if parse_call(cell.state)[0] == "trained":
+    if subject.seen.attacked:
         return "the model was trained on the audited records, and what its weights tell about them is not counted"
     if subject.learner.running:
         return "running statistics of BatchNorm are sent beside the noisy update, as they are"

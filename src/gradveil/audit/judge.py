@@ -190,7 +190,7 @@ def per_recipe(
         row = Attacker(
             recipe=kept[0].recipe,
             stance=kept[0].stance,
-            tries=len(own[0]),
+            tries=max(len(many) for many in own),
             chosen=sum(recipe_key(c) == key for c in chosen),
             rehearsal_psnr=referees.informed.rehearsal.get(key),
             summary=scored.summary(seed.child(key)),

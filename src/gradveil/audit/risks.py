@@ -137,7 +137,7 @@ def risk_of_cell(subject: Subject) -> Scores | None:
         return None
     begun = time.perf_counter()
     # Each record by itself: a batch, an aggregate or several rounds would have a Jacobian with respect to all their records.
-    alone = cell.replace(batch_size=1, clients=1, rounds=1)
+    alone = cell.replace(records=len(subject.indices), batch_size=1, clients=1, rounds=1, minibatch=0)
     alpha = read_alpha(None)
     try:
         defended, undefended = (_assess(alone.replace(defense=name), subject, alpha) for name in (cell.defense, "none"))

@@ -16,27 +16,31 @@ from torch import Tensor
 from gradveil.attacks.base import AttackContext
 from gradveil.audit.materials import Materials
 from gradveil.audit.party import build_party, own_data, own_part
-from gradveil.audit.threat import threat_of
+from gradveil.audit.state import CANDIDATES, Seen, bring_to_state, order_of_records, seen_by_model
+from gradveil.audit.threat import threat_of, training_sentences
 from gradveil.client.send import send
 from gradveil.data import Dataset, foreground, load_source, public_images
 from gradveil.defenses import Defense, parts_of
 from gradveil.defenses.base import MEASURED
 from gradveil.errors import UsageError
 from gradveil.learning import Learner, loss_by_name
+from gradveil.learning.dropout import with_dropout
+from gradveil.learning.statistics import check_statistics
 from gradveil.metrics import duplicate_groups
 from gradveil.models.batch_norm import batch_norm_layers
 from gradveil.randomness import Seed
 from gradveil.records import Batch, Knowledge, Observation, Payload, ThreatModel, Update
-from gradveil.registry import parse_call
 from gradveil.study.cell import Cell
 from gradveil.study.training import Training
 from gradveil.tensors import Named
 
 __all__ = ["Subject", "Target", "build_learner", "build_subject", "check_masks", "load_cell_data"]
 
-CANDIDATES = 256
 PUBLIC = 32
 """Public inputs that the clients of an audit may use, as many as those of a training have."""
+
+PROBED = 8
+"""Updates of its own that an attacker sends through the defended client before it attacks."""
 
 
 @dataclass(frozen=True)
@@ -75,6 +79,7 @@ class Subject:
         public: (P, ...) public inputs every client has, and the attacker too; others than those it rehearses on.
         materials: What the run has read and built so far.
         pool: For every candidate, its row in the dataset.
+        seen: What the model was trained on before.
     """
 
     cell: Cell
@@ -91,6 +96,7 @@ class Subject:
     public: Tensor
     materials: Materials = field(default_factory=Materials)
     pool: tuple[int, ...] = ()
+    seen: Seen = field(default_factory=Seen)
 
     @functools.cached_property
     def copies(self) -> Tensor:
@@ -113,7 +119,26 @@ class Subject:
             simulate=None if idle else self._simulate,
             progress=progress,
             random_defense=any(part.random for part in parts),
+            own=None if idle else self._own(),
+            observe=self.observe,
         )
+
+    def _own(self) -> tuple[Tensor, Tensor]:
+        """Return public inputs and labels as the attacker's own clients would have them, others than those it rehearses on."""
+        cell, size = self.cell, self.cell.batch_size * self.cell.clients
+        images = public_images(self.dataset.input_shape, PROBED * size, Seed(cell.seed).child("probe"))
+        labels = foreground(images) if self.dataset.dense else torch.arange(len(images)) % max(1, self.dataset.classes)
+        parts = (own_part(cell, images), labels)
+        inputs, targets = (part.to(cell.device).reshape(PROBED, size, *part.shape[1:]) for part in parts)
+        return inputs, targets
+
+    def observe(self, inputs: Tensor, targets: Tensor, draw: int) -> Observation:
+        """Return what the attacker would have seen had the clients held its own data: no short cut, unlike ``simulate``."""
+        seed = Seed(self.cell.seed).child("observed", draw)
+        seen = self.targets[0].observation
+        updates, payloads, *_ = _send(seen.learners, Batch(inputs, targets), self.defense, seed, self.public)
+        labels = targets if self.cell.known_labels else None
+        return seen.replace(updates=updates, payloads=payloads if self.cell.clients == 1 else (), labels=labels)
 
     def _simulate(self, inputs: Tensor, targets: Tensor, draw: int) -> tuple[Named, ...]:
         return self.replay(Batch(inputs, targets), self.defense.quick(), Seed(self.cell.seed).child("simulated", draw))
@@ -145,7 +170,7 @@ def build_learner(cell: Cell, dataset: Dataset, defense: Defense, materials: Mat
     Of a model that is cut, the bottom model of the attacked party.
     """
     if cell.cut:
-        return build_party(cell, dataset, defense, lambda joined: _train(joined, dataset, cell))
+        return build_party(cell, dataset, defense, lambda joined: bring_to_state(joined, dataset, cell))
     seed = Seed(cell.seed).child("model")
     model = (materials or Materials()).model(
         cell.model,
@@ -161,33 +186,15 @@ def build_learner(cell: Cell, dataset: Dataset, defense: Defense, materials: Mat
     learner = Learner.of(adapted.model, loss, cell.training().replace(clients=1)).to(torch.device(cell.device))
     if not cell.bn_statistics:
         learner = learner.replace(running={})
-    per_client = cell.batch_size
-    noise = {
-        name: torch.zeros((cell.training().steps(per_client), per_client, *shape), device=cell.device)
-        for name, shape in adapted.noise_shapes.items()
-    }
-    return _train(learner.replace(noise=noise), dataset, cell)
-
-
-def _train(learner: Learner, dataset: Dataset, cell: Cell) -> Learner:
-    """Bring the model to the training state the cell asks for."""
-    name, settings = parse_call(cell.state)
-    if name in ("untrained", "given"):
-        return learner
-    if name != "trained" or set(settings) - {"steps", "learning_rate", "batch"}:
-        raise UsageError(f"training state {cell.state!r} is unknown; write untrained, given, or trained(steps=200)")
-    steps, rate, size = int(settings.get("steps", 200)), float(settings.get("learning_rate", 0.1)), int(settings.get("batch", 32))
-    generator = Seed(cell.seed).child("training").generator("batches")
-    drawn = Seed(cell.seed).child("training").generator("model noise", device=cell.device)
-    weights = learner.weights
-    for _ in range(steps):
-        chosen = torch.randint(len(dataset), (min(size, len(dataset)),), generator=generator)
-        inputs, targets = dataset.inputs[chosen].to(cell.device), dataset.targets[chosen].to(cell.device)
-        empty = learner.zero_noise(len(chosen))
-        noise = {n: torch.randn(v.shape, generator=drawn, device=v.device, dtype=v.dtype) for n, v in empty.items()}
-        gradient = learner.gradient(weights, inputs, targets, noise)
-        weights = {n: w - rate * gradient[n] for n, w in weights.items()}
-    return learner.replace(weights={n: w.detach() for n, w in weights.items()})
+    training, per_client = cell.training(), cell.batch_size
+    check_statistics(learner, dataset.input_shape, training.sizes(per_client))
+    shapes = {name: torch.zeros((1, 1, *shape), device=cell.device) for name, shape in adapted.noise_shapes.items()}
+    learner = learner.replace(noise=shapes)
+    learner = with_dropout(learner, dataset.input_shape) if training.dropout else learner
+    size = (training.steps(per_client), per_client)
+    # Only the shape is read, so nothing of that size is kept.
+    noise = {name: value.new_zeros(()).expand(*size, *value.shape[2:]) for name, value in learner.noise.items()}
+    return bring_to_state(learner.replace(noise=noise), dataset, cell)
 
 
 def build_subject(cell: Cell, dataset: Dataset, rehearsals: int, materials: Materials | None = None) -> Subject:
@@ -202,13 +209,13 @@ def build_subject(cell: Cell, dataset: Dataset, rehearsals: int, materials: Mate
         raise UsageError(
             f"the audit needs {wanted} records and {dataset.name!r} has {len(dataset)}; lower records, batch_size or clients"
         )
-    order = Seed(cell.seed).child("records").numpy("choice").permutation(len(dataset)).tolist()
+    order = order_of_records(cell, dataset)
     chosen, others = order[:wanted], order[wanted:]
     batches = [own.batch(chosen[i : i + size]) for i in range(0, wanted, size)]
     public = own_part(cell, public_images(dataset.input_shape, PUBLIC, Seed(cell.seed).child("public"))).to(cell.device)
-    learners = _rounds(cell, learner, defense, batches, public)
-    classes = dataset.classes
-    targets = tuple(_target(cell, learners, batch, defense, ("client", i), public, classes) for i, batch in enumerate(batches))
+    seen = seen_by_model(cell, dataset)
+    stage = _Stage(cell, dataset, _rounds(cell, learner, defense, batches, public), defense, public, seen)
+    targets = tuple(stage.target(batch, "client", i) for i, batch in enumerate(batches))
     pool = chosen + others[: max(0, CANDIDATES - wanted)]
     return Subject(
         cell=cell,
@@ -217,7 +224,7 @@ def build_subject(cell: Cell, dataset: Dataset, rehearsals: int, materials: Mate
         defense=defense,
         learner=learner,
         targets=targets,
-        rehearsals=_rehearse(cell, learners, dataset, defense, rehearsals, public),
+        rehearsals=stage.rehearse(rehearsals),
         candidates=own.inputs[pool],
         candidate_labels=dataset.targets[pool],
         positions=tuple(range(wanted)),
@@ -225,52 +232,57 @@ def build_subject(cell: Cell, dataset: Dataset, rehearsals: int, materials: Mate
         public=public,
         materials=materials,
         pool=tuple(pool),
+        seen=seen,
     )
 
 
-def _rehearse(
-    cell: Cell, learners: tuple[Learner, ...], dataset: Dataset, defense: Defense, count: int, public: Tensor
-) -> tuple[Target, ...]:
-    if count == 0:
-        return ()
-    size = cell.batch_size * cell.clients
-    seed = Seed(cell.seed).child("rehearsal")
-    images = own_part(cell, public_images(dataset.input_shape, count * size, seed))
-    labels = torch.randint(max(dataset.classes, 2), (count * size,), generator=seed.generator("labels"))
-    if dataset.dense:
-        labels = foreground(images)
-    batches = [Batch(images[i : i + size], labels[i : i + size]) for i in range(0, count * size, size)]
-    classes = dataset.classes
-    return tuple(_target(cell, learners, batch, defense, ("rehearsal", i), public, classes) for i, batch in enumerate(batches))
+@dataclass(frozen=True)
+class _Stage:
+    """On which all clients of a cell send their updates, those under attack and those that the attacker makes up."""
 
+    cell: Cell
+    dataset: Dataset
+    learners: tuple[Learner, ...]
+    defense: Defense
+    public: Tensor
+    seen: Seen
 
-def _target(
-    cell: Cell,
-    learners: tuple[Learner, ...],
-    batch: Batch,
-    defense: Defense,
-    path: tuple[object, ...],
-    public: Tensor,
-    classes: int,
-) -> Target:
-    seed = Seed(cell.seed).child(*path)
-    device = torch.device(cell.device)
-    moved = batch.replace(inputs=batch.inputs.to(device), targets=batch.targets.to(device))
-    updates, payloads, trained, measured = _send(learners, moved, defense, seed, public)
-    observation = Observation(
-        learners=learners,
-        updates=updates,
-        # Under secure aggregation the server never sees what one client sent.
-        payloads=payloads if cell.clients == 1 else (),
-        input_shape=tuple(batch.inputs.shape[1:]),
-        classes=classes if cell.cut else learners[0].classes(batch.inputs[:1]),
-        examples=len(batch),
-        threat=_threat(cell, learners[0]),
-        adversary=defense.adversary(),
-        labels=moved.targets if cell.known_labels else None,
-        public=public if Knowledge.PUBLIC_DATA in threat_of(cell).knows else None,
-    )
-    return Target(observation, batch, trained, payloads, measured)
+    def rehearse(self, count: int) -> tuple[Target, ...]:
+        """Let the attacker send updates of public inputs."""
+        if count == 0:
+            return ()
+        cell, dataset = self.cell, self.dataset
+        size = cell.batch_size * cell.clients
+        seed = Seed(cell.seed).child("rehearsal")
+        images = own_part(cell, public_images(dataset.input_shape, count * size, seed))
+        labels = torch.randint(max(dataset.classes, 2), (count * size,), generator=seed.generator("labels"))
+        if dataset.dense:
+            labels = foreground(images)
+        batches = [Batch(images[i : i + size], labels[i : i + size]) for i in range(0, count * size, size)]
+        return tuple(self.target(batch, "rehearsal", i) for i, batch in enumerate(batches))
+
+    def target(self, batch: Batch, *path: object) -> Target:
+        """Let the clients of one target send; ``path`` leads to their seed."""
+        cell, learners = self.cell, self.learners
+        seed = Seed(cell.seed).child(*path)
+        device = torch.device(cell.device)
+        moved = batch.replace(inputs=batch.inputs.to(device), targets=batch.targets.to(device))
+        updates, payloads, trained, measured = _send(learners, moved, self.defense, seed, self.public)
+        threat = _threat(cell, learners[0])
+        observation = Observation(
+            learners=learners,
+            updates=updates,
+            # Under secure aggregation the server never sees what one client sent.
+            payloads=payloads if cell.clients == 1 else (),
+            input_shape=tuple(batch.inputs.shape[1:]),
+            classes=self.dataset.classes if cell.cut else learners[0].classes(batch.inputs[:1]),
+            examples=len(batch),
+            threat=dataclasses.replace(threat, told=(*filter(None, (self.seen.sentence,)), *training_sentences(cell))),
+            adversary=self.defense.adversary(),
+            labels=moved.targets if cell.known_labels else None,
+            public=self.public if Knowledge.PUBLIC_DATA in threat.knows else None,
+        )
+        return Target(observation, batch, trained, payloads, measured)
 
 
 def _send(

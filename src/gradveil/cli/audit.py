@@ -22,6 +22,11 @@ __all__ = ["audit"]
 
 ASKED = tuple(key for key in OF_PLAN if key.name not in NO_OPTION)
 UTILITY_HELP = "Also train this many federated rounds with every defense, to measure accuracy, bytes and time."
+SAID = "and --batch-size, --local-epochs or --local-steps, --minibatch, --momentum, --optimizer and --learning-rate"
+UNSAID = (
+    "and say how it trained: without --local-epochs or --local-steps the update is taken for the gradient of one batch; "
+    "--minibatch, --momentum, --optimizer and --learning-rate count too"
+)
 OUT_HELP = "Folder for results; the same folder continues a run."
 
 
@@ -130,7 +135,7 @@ def _run_captured(plan: Plan, update: Path, folder: Path, as_json: bool) -> None
     if not found.explains:
         raise Unreliable(
             "no reconstruction explains the captured update better than guesses that never saw it, so no record is named; "
-            "check --weights, --defense, --batch-size and --local-steps against what the client used"
+            f"check --weights and --defense against what the client used, {SAID if found.says_training else UNSAID}"
         )
 
 

@@ -219,6 +219,8 @@ def print_estimate(estimate: Estimate) -> None:
     if estimate.trainings:
         out.print(_training_table(estimate.trainings))
         work += f", {count(sum(each.seeds for each in estimate.trainings), 'training')}"
+    if estimate.power:
+        work += f", at most {count(sum(each.points for each in estimate.power), 'point')} of power curves"
     cost = f"about {duration(estimate.seconds)} and {size(estimate.memory_mb * 1e6)} of memory"
     workers = count(estimate.workers, "worker process", "worker processes")
     out.print(f"{work}: {cost} with {workers} on {estimate.device}. This is an estimate, from timing one step on this machine.")

@@ -46,6 +46,8 @@ def train(
 
     Example: gradveil train --data photos --model convnet --defense 'pruning(rate=0.9)' --rounds 20 --out pruned
     """
+    from gradveil.verdict.words import tested_words
+
     settings = _settings(asked, device)
     folder = out or Path("train-results")
     options = {"checkpoint_every": checkpoint_every, "latency": latency}
@@ -54,6 +56,8 @@ def train(
         print_json({"out": str(folder), **json.loads((folder / "training.json").read_text(encoding="utf-8"))})
     else:
         typer.echo(_sentence(result))
+        if settings.weights:
+            typer.echo(f"measured on {tested_words(settings.weights)}")
         if result.guarantee:
             typer.echo(_privacy(result.guarantee))
         typer.echo(f"seed {settings.seed}\nresults: {folder}")

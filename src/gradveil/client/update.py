@@ -12,11 +12,13 @@ from gradveil.client.needs import unmet_need
 from gradveil.defenses.base import NEEDS, ClientView, Defense, State
 from gradveil.defenses.chain import Chain, granularity_of, parts_of
 from gradveil.errors import ReplaceLayer, UsageError
+from gradveil.learning.dropout import draw_masks
 from gradveil.learning.learner import Learner
 from gradveil.models.batch_norm import batch_norm_layers
 from gradveil.randomness import Seed
 from gradveil.records import Batch, Payload, Update
 from gradveil.registry import spell
+from gradveil.study.local_training import TrainingSettings
 from gradveil.tensors import Named, add, check_finite, sub
 
 __all__ = ["ClientResult", "horizontal_fault", "run_client"]
@@ -66,8 +68,9 @@ def run_client(
     view = ClientView(
         learner=learner, seed=seed, round=round_index, weights=learner.weights, raw_batch=batch, batch=batch, public=public
     )
+    settings = defense.configure_training(learner.settings, view)
     learner = learner.replace(
-        settings=defense.configure_training(learner.settings, view), noise=_draw_noise(learner, batch, view)
+        settings=settings, noise=_draw_noise(learner, view), orders=_draw_orders(settings, len(batch), view)
     )
     view = view.replace(learner=learner)
     state = defense.prepare(batch, view) if state is None else state
@@ -111,13 +114,23 @@ def _check_examples_are_separate(learner: Learner) -> None:
         )
 
 
-def _draw_noise(learner: Learner, batch: Batch, view: ClientView) -> Named:
-    """Draw fresh N(0, 1) noise for an adapted model; the learner it came with holds only the shapes."""
-    generator = view.generator("model noise")
-    return {
+def _draw_noise(learner: Learner, view: ClientView) -> Named:
+    """Draw masks of dropout layers and an adapted model's N(0, 1) noise, fresh; the learner as it came has only shapes."""
+    masks, generator = draw_masks(learner, view.generator("dropout")), view.generator("model noise")
+    return masks | {
         name: torch.randn(value.shape, generator=generator, device=value.device, dtype=value.dtype)
         for name, value in learner.noise.items()
+        if name not in masks
     }
+
+
+def _draw_orders(settings: TrainingSettings, examples: int, view: ClientView) -> tuple[tuple[int, ...], ...]:
+    """Draw an order for every epoch but the first, which takes the records as they come."""
+    if not settings.shuffle:
+        return ()
+    generator = view.seed.generator("orders of epochs", round=view.round)
+    later = [torch.randperm(examples, generator=generator).tolist() for _ in range(settings.epochs - 1)]
+    return (tuple(range(examples)), *map(tuple, later))
 
 
 class _GradientKeeper:

@@ -205,11 +205,11 @@ class CensorAdversary(OpenAdversary):
 
 
 def _label_by_angle(bias: Tensor, prediction: Callable[[], Tensor]) -> Tensor:
-    """Return |o_c - <o, p>|: the bias gradient of one example is p - e_y, and o is orthogonal to it, so o_y = <o, p>.
+    """Return log |o_c - <o, p>|: the bias gradient of one example is p - e_y, and o is orthogonal to it, so o_y = <o, p>.
 
-    The global model's mean prediction stands for p.
+    The global model's mean prediction stands for p. In logarithms, because of the label's nothing is left but rounding.
     """
-    return (bias - (bias * prediction()).sum()).abs()
+    return (bias - (bias * prediction()).sum()).abs().clamp_min(torch.finfo(bias.dtype).tiny).log()
 
 
 @DEFENSES.register(

@@ -23,8 +23,8 @@ __all__ = ["DataNoise", "NoisyDataAdversary"]
 class NoisyDataAdversary(OpenAdversary):
     """Knows that the update is exact, for noisy inputs: inverts those, then takes the noise off the finished image.
 
-    Over several rounds one input is fitted to draws that differ, and denoised as if it had the noise of one; the attacker then
-    says that it is incomplete. Inputs that are not images (B, C, H, W) are left as they are: nothing is known about them that
+    Over several rounds one input is fitted to draws that differ; what is found is near their mean, and denoised as that. The
+    attacker then says that it is incomplete. Inputs that are not images (B, C, H, W) are left as they are: nothing is known about them that
     noise does not also have.
     """
 
@@ -35,8 +35,9 @@ class NoisyDataAdversary(OpenAdversary):
         return super().arrives(observation).replace(incomplete=len(observation.updates) > 1)
 
     def finish(self, reconstruction: Reconstruction, observation: Observation) -> Reconstruction:
-        """Denoise with the strength of the known noise."""
-        return reconstruction.replace(inputs=denoise_images(reconstruction.inputs, self.std))
+        """Denoise with the strength that the known noise has in the mean of the rounds seen."""
+        left = self.std / math.sqrt(len(observation.updates))
+        return reconstruction.replace(inputs=denoise_images(reconstruction.inputs, left))
 
 
 @DEFENSES.register(

@@ -34,12 +34,7 @@ def noise_on_sum(names: Iterable[str], bound: float, noise_multiplier: float, sc
 
 def step_sizes(observation: Observation) -> list[int]:
     """Return how many examples one client used at each of its local steps."""
-    settings = observation.learner.settings
-    examples = max(1, observation.examples // observation.threat.clients)
-    if settings.shares == "gradient":
-        return [examples]
-    chosen = [settings.minibatch_indices(step, examples) for step in range(settings.steps(examples))]
-    return [examples if indices is None else len(indices) for indices in chosen]
+    return observation.learner.settings.sizes(max(1, observation.examples // observation.threat.clients))
 
 
 def accumulated_noise(observation: Observation, std: Callable[[int], float]) -> float | None:

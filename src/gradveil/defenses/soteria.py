@@ -187,7 +187,7 @@ class Soteria(Defense):
         layer = last_linear_layer(learner.model)
         if self.rate == 0 or batch is None or layer not in gradient:
             return gradient, state
-        rows = None if view.raw_batch is None else learner.settings.minibatch_indices(view.step, len(view.raw_batch))
+        rows = None if view.raw_batch is None else learner.rows_at(view.step, len(view.raw_batch))
         noise = learner.noise_at(view.step, rows) if learner.noise else None
         found = feature_sensitivities(learner.replace(weights=view.weights or learner.weights), batch.inputs, noise)
         mask = column_mask(*found, self.rate, self.epsilon)

@@ -14,8 +14,10 @@ from gradveil import tensors
 from gradveil.client.local_training import tracked_buffers
 from gradveil.data import PARTITIONS, Dataset, load_source, public_images
 from gradveil.defenses import Defense, build_defense
+from gradveil.defenses.base import AdaptedModel
 from gradveil.errors import UsageError
 from gradveil.learning import Learner, Loss, loss_by_name
+from gradveil.learning.dropout import with_dropout
 from gradveil.learning.task import dice, f1_score
 from gradveil.models import build_model
 from gradveil.models.batch_norm import batch_norm_layers
@@ -23,6 +25,7 @@ from gradveil.models.shared_layers import separate_layers
 from gradveil.randomness import Seed
 from gradveil.records import Batch, ModelSpec
 from gradveil.study.federation import FederationSettings
+from gradveil.study.local_training import TrainingSettings
 from gradveil.study.reading import read_options
 from gradveil.tensors import Named, find_device
 
@@ -57,7 +60,7 @@ class Federation:
     Attributes:
         settings: As asked for.
         train: The clients' records.
-        test: Records nobody trains on.
+        test: Records that this training does not use.
         test_from: Where they come from, in words.
         parts: Rows of ``train`` that each client owns.
         defense: What every client runs.
@@ -126,7 +129,7 @@ class Federation:
         shape = (settings.steps(examples), examples)
         # Only the shape is read, so nothing of that size is kept.
         blank = next(iter(weights.values())).new_zeros(())
-        noise = {name: blank.expand(*shape, *own) for name, own in self.noise_shapes.items()}
+        noise = {name: blank.expand(*shape, *value.shape[2:]) for name, value in self.learner.noise.items()}
         return self.learner.replace(weights=weights, noise=noise)
 
     @property
@@ -202,7 +205,7 @@ def build_federation(settings: FederationSettings, dataset: Dataset | None = Non
         test_from=test_from,
         parts=tuple(tuple(part) for part in parts),
         defense=defense,
-        learner=Learner.of(adapted.model, loss, settings.training()).to(device),
+        learner=_learner(adapted, loss, settings.training(), train.input_shape).to(device),
         evaluator=_evaluator(adapted.model, loss).to(device),
         task_loss=task_loss,
         noise_shapes=dict(adapted.noise_shapes),
@@ -212,6 +215,13 @@ def build_federation(settings: FederationSettings, dataset: Dataset | None = Non
         targets=train.targets.to(device),
         public=public_images(train.input_shape, PUBLIC, Seed(settings.seed).child("public")).to(device),
     )
+
+
+def _learner(adapted: AdaptedModel, loss: Loss, training: TrainingSettings, input_shape: tuple[int, ...]) -> Learner:
+    """Return the clients' local training, with the shapes of what its model draws in one step for one example."""
+    noise = {name: torch.zeros((1, 1, *shape)) for name, shape in adapted.noise_shapes.items()}
+    learner = Learner.of(adapted.model, loss, training).replace(noise=noise)
+    return with_dropout(learner, input_shape) if training.dropout else learner
 
 
 def _device(name: str) -> torch.device:

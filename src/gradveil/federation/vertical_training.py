@@ -59,7 +59,7 @@ class VerticalTraining:
         parts: Who owns which features, as it was spelled.
         federation: The parties and the label owner at their first weights.
         train: Whole training records.
-        test: Records nobody trains on.
+        test: Records that this training does not use.
     """
 
     settings: FederationSettings
@@ -128,7 +128,7 @@ def build_vertical(
     """Load data, cut the model and give every party its defense.
 
     Args:
-        settings: As of a horizontal training.
+        settings: As of a horizontal training; every pass has an order of its own, with ``shuffle`` and without.
         cut: As in `gradveil.models.split_model`.
         parts: Spelling of a division; see `gradveil.data.divisions`.
         data: Training and test records, where they are loaded.
@@ -138,6 +138,8 @@ def build_vertical(
     """
     if settings.local_steps:
         raise UsageError("parties of vertical learning step together over all records; set local_epochs instead of local_steps")
+    if settings.dropout:
+        raise UsageError("parties of vertical learning train with dropout off; leave dropout out")
     train, test = data or load_both(settings, None, None)[:2]
     if train.dense:
         raise UsageError(f"{train.name!r} has masks, and vertical learning here is for classes; leave cut out")

@@ -20,11 +20,14 @@ from torch.func import functional_call, grad, vmap
 
 from gradveil import tensors
 from gradveil.learning.adam import AdamRule, adam_step
+from gradveil.learning.attention import plain_attention
+from gradveil.learning.dropout import rewind
 from gradveil.learning.losses import Loss
 from gradveil.learning.statistics import batch_statistics, blend, running_statistics
 from gradveil.models.batch_norm import set_batch_norm_mode
 from gradveil.models.shared_layers import separate_layers
 from gradveil.models.structure import structure_of
+from gradveil.randomness import Seed
 from gradveil.study.local_training import TrainingSettings
 from gradveil.tensors import Named
 
@@ -33,6 +36,8 @@ __all__ = ["GradientHook", "Learner", "optimizer_memory", "optimizer_step"]
 GradientHook = Callable[[int, Named, Named, Tensor, Tensor], Named]
 """``(step, weights, gradient, inputs, targets) -> gradient``: what a defense does to each step's gradient."""
 
+GUESSES = 4
+"""Orders that are guessed where a client shuffles; each costs a whole replay."""
 DIFFERENTIABLE = AdamRule(inside=1e-24)
 """An attacker who replays a client's Adam differentiates through its root."""
 
@@ -47,10 +52,12 @@ class Learner:
         buffers: Other tensors of the model.
         loss: ``(outputs, targets) -> scalar``.
         settings: Local training.
-        noise: Random tensors an adapted model draws, handed in as keyword arguments; leading axis is the step.
+        noise: Random tensors the model draws, leading axes step and example: masks of dropout layers, by names of buffers, and
+            what an adapted model is handed as keyword arguments.
         per_example: Whether gradient hooks see one gradient per example (leading axis) and return one gradient.
         rate_factor: What the learning rate is multiplied with; a tensor where an attacker fits it.
         running: Running statistics of BatchNorm that training moves but does not use; empty unless it uses the batch's.
+        orders: For every epoch the order of the examples, where the client shuffles; empty where nobody but the client knows it.
     """
 
     model: nn.Module
@@ -62,6 +69,7 @@ class Learner:
     per_example: bool = False
     rate_factor: float | Tensor = 1.0
     running: Named = field(default_factory=dict)
+    orders: tuple[tuple[int, ...], ...] = ()
 
     @classmethod
     def of(cls, model: nn.Module, loss: Loss, settings: TrainingSettings | None = None) -> Learner:
@@ -104,18 +112,47 @@ class Learner:
         """Where the weights are."""
         return next(iter(self.weights.values())).device
 
+    def rows_at(self, step: int, examples: int) -> list[int] | None:
+        """Return the examples of one local step, or None for all of them."""
+        places = self.settings.minibatch_indices(step, examples)
+        if places is None or not self.orders:
+            return places
+        order = self.orders[step // self.settings.steps_of_an_epoch(examples)]
+        return [order[place] for place in places]
+
+    def guesses(self, examples: int) -> tuple[Learner, ...]:
+        """Return this learner with each of several guesses at orders that only the client knows; alone where there is no secret.
+
+        The first epoch needs no guess: which dummy stands for which of its records is free. The mean over guessed orders is what
+        later epochs do in the mean; in docs/training.md it stands beside other ways to replay them.
+        """
+        settings = self.settings
+        if self.orders or not settings.shuffle or settings.epochs < 2 or settings.steps_of_an_epoch(examples) < 2:
+            return (self,)
+        random = [Seed(guess).numpy("guessed orders") for guess in range(GUESSES)]
+        first = tuple(range(examples))
+        return tuple(
+            self.replace(orders=(first, *(tuple(each.permutation(examples).tolist()) for _ in range(settings.epochs - 1))))
+            for each in random
+        )
+
     def noise_at(self, step: int, rows: list[int] | None = None) -> Named:
-        """Return the noise an adapted model gets at one step, for all examples or for some rows of the batch."""
+        """Return the noise the model gets at one step, for all examples or for some rows of the batch."""
         return {name: value[step] if rows is None else value[step][rows] for name, value in self.noise.items()}
 
     def zero_noise(self, rows: int) -> Named:
-        """Return noise of zero for any number of examples: an adapted model at the mean of what it draws."""
+        """Return noise of zero for any number of examples: the model at the mean of what it draws."""
         return {name: value.new_zeros((rows, *value.shape[2:])) for name, value in self.noise.items()}
 
     def forward(self, weights: Named, inputs: Tensor, noise: Named | None = None) -> Any:
         """Return the model's outputs at ``weights``; without ``noise``, with that of the first step."""
         handed = self.noise_at(0) if noise is None else noise
-        return functional_call(self.model, (weights, self.buffers), (inputs,), handed)
+        masks = {name: value for name, value in handed.items() if name in self.buffers}
+        if masks:
+            rewind(self.model)
+        others = {name: value for name, value in handed.items() if name not in masks}
+        with plain_attention():
+            return functional_call(self.model, (weights, {**self.buffers, **masks}), (inputs,), others)
 
     def logits(self, weights: Named, inputs: Tensor, noise: Named | None = None) -> Tensor:
         """Return the model's answers alone: an adapted model may return them first, and behind them what its loss needs."""
@@ -160,15 +197,17 @@ class Learner:
             return self._one_update(inputs, targets, hook)
         size = inputs.shape[0] // clients
         parts = [slice(index * size, (index + 1) * size) for index in range(clients)]
-        many = tensors.stack([self._one_update(inputs[part], targets[part], hook) for part in parts])
-        return {name: value.mean(0) for name, value in many.items()}
+        return tensors.mean([self._one_update(inputs[part], targets[part], hook) for part in parts])
 
     def _one_update(self, inputs: Tensor, targets: Tensor, hook: GradientHook | None) -> Named:
         if self.settings.shares == "gradient":
             return self._hooked_gradient(0, self.weights, inputs, targets, self.noise_at(0), hook)
+        guesses = self.guesses(inputs.shape[0])
+        if len(guesses) > 1:
+            return tensors.mean([each._one_update(inputs, targets, hook) for each in guesses])
         weights, memory = dict(self.weights), optimizer_memory(self.settings, self.weights)
         for step in range(self.settings.steps(inputs.shape[0])):
-            chosen = self.settings.minibatch_indices(step, inputs.shape[0])
+            chosen = self.rows_at(step, inputs.shape[0])
             x, y = (inputs, targets) if chosen is None else (inputs[chosen], targets[chosen])
             gradient = self._hooked_gradient(step, weights, x, y, self.noise_at(step, chosen), hook)
             weights, memory = optimizer_step(self.settings, step, weights, gradient, memory, self.rate_factor)
@@ -182,14 +221,17 @@ class Learner:
         size = inputs.shape[0] // self.settings.clients
         starts = range(0, self.settings.clients * size, size)
         many = [self._one_statistics(inputs[at : at + size], targets[at : at + size]) for at in starts]
-        return many[0] if len(many) == 1 else {name: value.mean(0) for name, value in tensors.stack(many).items()}
+        return many[0] if len(many) == 1 else tensors.mean(many)
 
     def _one_statistics(self, inputs: Tensor, targets: Tensor) -> Named:
+        guesses = self.guesses(inputs.shape[0])
+        if len(guesses) > 1:
+            return tensors.mean([each._one_statistics(inputs, targets) for each in guesses])
         steps = 1 if self.settings.shares == "gradient" else self.settings.steps(inputs.shape[0])
         weights, memory = dict(self.weights), optimizer_memory(self.settings, self.weights)
         found = []
         for step in range(steps):
-            chosen = self.settings.minibatch_indices(step, inputs.shape[0])
+            chosen = self.rows_at(step, inputs.shape[0])
             x, y = (inputs, targets) if chosen is None else (inputs[chosen], targets[chosen])
             found.append(batch_statistics(self, weights, x, self.noise_at(step, chosen)))
             if step + 1 < steps:

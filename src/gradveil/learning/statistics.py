@@ -17,13 +17,23 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
+from gradveil.errors import UsageError
 from gradveil.models.batch_norm import batch_norm_layers
 from gradveil.tensors import Named
 
 if TYPE_CHECKING:
     from gradveil.learning.learner import Learner
 
-__all__ = ["MEAN", "VARIANCE", "batch_statistics", "blend", "recover_statistics", "running_statistics", "statistics_distance"]
+__all__ = [
+    "MEAN",
+    "VARIANCE",
+    "batch_statistics",
+    "blend",
+    "check_statistics",
+    "recover_statistics",
+    "running_statistics",
+    "statistics_distance",
+]
 
 MEAN, VARIANCE, COUNT = "running_mean", "running_var", "num_batches_tracked"
 TINY = 1e-12
@@ -67,6 +77,42 @@ def batch_statistics(learner: Learner, weights: Named, inputs: Tensor, noise: Na
         for handle in handles:
             handle.remove()
     return found
+
+
+def check_statistics(learner: Learner, input_shape: tuple[int, ...], sizes: Sequence[int]) -> None:
+    """Refuse a training in which BatchNorm would normalise a channel by a single value, which has no variance.
+
+    Args:
+        learner: Its settings say which statistics are used.
+        input_shape: Of one input.
+        sizes: Records in each local step.
+    """
+    layers = batch_norm_layers(learner.model) if learner.settings.batch_norm == "train" else {}
+    if not layers or min(sizes) > 1:
+        return
+    counts: dict[str, int] = {}
+
+    def listen(name: str) -> Any:
+        def hook(_: nn.Module, handed: tuple[Tensor, ...]) -> None:
+            counts[name] = handed[0].numel() // handed[0].shape[1] // 2
+
+        return hook
+
+    handles = [layer.register_forward_pre_hook(listen(name)) for name, layer in layers.items()]
+    try:
+        with torch.no_grad():
+            reference = next(iter(learner.weights.values()))
+            learner.forward(learner.weights, reference.new_zeros((2, *input_shape)), learner.zero_noise(2))
+    finally:
+        for handle in handles:
+            handle.remove()
+    alone = next((name for name, count in counts.items() if count == 1), None)
+    if alone is not None:
+        last = "the last minibatch holds" if len(set(sizes)) > 1 else "a local step takes"
+        raise UsageError(
+            f"{last} one record, and BatchNorm layer {alone!r} in train mode would have one value per channel; choose a "
+            "minibatch that leaves at least two records, set batch_norm = 'eval', or use a model with GroupNorm"
+        )
 
 
 def _factors(learner: Learner, layer: str, steps: int) -> list[float]:

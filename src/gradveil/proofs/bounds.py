@@ -146,10 +146,10 @@ def sampled_advantage(
     seed: Seed | None = None,
 ) -> SampledBound:
     """Return the total variation between the sampled releases and noise alone: E_P[max(0, 1 - 1 / r)], see `advantage_bound`."""
+    check_share("", "sampling_rate", sampling_rate)
     whole = advantage_bound(noise_multiplier=noise_multiplier, steps=steps)
     if sampling_rate in (0, 1) or steps <= 1 or noise_multiplier == 0:
         # One release: with probability 1 - q it is noise alone. Without noise, taking part once is seen at once.
-        _exact(0.5, noise_multiplier, sampling_rate, steps)
         rate = 1 - (1 - sampling_rate) ** steps
         return SampledBound(rate * whole, rate * whole)
     _, judging = _draws(noise_multiplier, sampling_rate, steps, samples, seed)

@@ -90,6 +90,7 @@ def render_training(training: TrainingResult, *, private: bool) -> str:
             defense=training.settings.defense,
             chart=training_chart(curve, score=score) if curve.rounds else None,
             words=words.utility_words(training.settings),
+            tested=words.tested_words(training.settings.weights),
         )
     )
 
@@ -248,6 +249,7 @@ def _decision(judged: Sequence[CellResult]) -> dict[str, Any]:
             "front": on_frontier(values, leaks, lower_is_better=False),
             "panels": curve_panels(judged),
             "words": words.utility_words(trained[0].settings),
+            "tested": words.tested_words(next((cell.settings.weights for cell in judged), "")),
             "seeds": max(each.accuracy.n for each in trained),
             "chance": trained[0].chance,
             "proofs": tables.proofs([(cell, cell.utility.guarantee if cell.utility else None) for cell in judged]),

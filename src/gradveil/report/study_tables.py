@@ -29,7 +29,8 @@ BASELINE = "none"
 AFTERWARDS = "lpips.json"
 """Where the weights of LPIPS were not at hand, it was taken afterwards, from pictures rounded to eight bits."""
 APART = (
-    *("data", "model", "state", "batch_size", "local_steps", "clients", "rounds", "cut"),
+    *("data", "model", "state", "batch_size", "local_steps", "local_epochs", "minibatch", "shuffle", "momentum", "dropout"),
+    *("clients", "rounds", "cut"),
     *("ensemble", "steps", "records", "seed"),
 )
 """Settings that tell two rows of one defense apart."""

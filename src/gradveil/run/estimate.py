@@ -1,8 +1,8 @@
 """What a plan will take, before it runs: cells, optimisation steps, and a rough idea of time and memory.
 
-The number of steps follows from the ensemble and from what the defense lets an attacker try. Time is measured: for every model,
-batch size and number of local steps, the real attack step is run for a fraction of a second on this machine. It is an
-estimate all the same: other work on the machine, compilation and the judging of candidates are not in it or only roughly.
+The number of steps follows from the ensemble and from what the defense lets an attacker try. Time is measured: every attacker of
+every cell is run for a few steps on a real update (`gradveil.run.pace`), and the referee judges what they found. It is an
+estimate all the same: other work on the machine is not in it, and compilation only roughly.
 """
 
 from __future__ import annotations
@@ -16,9 +16,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor
 
-from gradveil.attacks.engine.execution import Execution, choose_execution
 from gradveil.attacks.ensembles import line_up, resolve
 from gradveil.audit.materials import Materials
 from gradveil.audit.party import own_data
@@ -32,24 +30,26 @@ from gradveil.errors import UsageError
 from gradveil.federation.latency import measure_latency
 from gradveil.federation.setup import build_federation
 from gradveil.federation.vertical_training import build_vertical, measure_party
-from gradveil.learning import Learner
 from gradveil.randomness import Seed
-from gradveil.records import Batch
+from gradveil.records import Batch, Reconstruction
 from gradveil.run.grid import cells_of, check_inputs
+from gradveil.run.pace import attack_seconds, judging_seconds
+from gradveil.run.power import MOST_LEAKS, always_measured, curve_of
 from gradveil.run.trainings import all_trainings
 from gradveil.spectra.spectrum import DENSE_ENTRIES
 from gradveil.study.cell import Cell
 from gradveil.study.federation import UtilitySettings
 from gradveil.study.plan import Plan
 from gradveil.study.training import BASELINE, Training
-from gradveil.tensors import Named
 
-__all__ = ["CellEstimate", "Estimate", "TrainingEstimate", "estimate_plan"]
+__all__ = ["CellEstimate", "Estimate", "PowerEstimate", "TrainingEstimate", "estimate_plan"]
 
 ENOUGH_SECONDS = 0.25
 LONG_SECONDS = 15.0
-JUDGING = 1.25
-"""Share of time on top of the steps: referee, nulls, metrics; measured on the default plan."""
+BESIDE = 1.1
+"""Time on top of attackers and referee, as a factor: nulls, metrics, intervals; measured on the default plan."""
+ROOM = 1.25
+"""Memory on top of the largest step, as a factor."""
 START_SECONDS = 6.0
 """Importing torch and loading data, once per worker."""
 MOST_STEPS = 1_000_000
@@ -80,6 +80,14 @@ class TrainingEstimate:
 
 
 @dataclass(frozen=True)
+class PowerEstimate:
+    """What the points of power curves at one setting will take: what one takes, and how many there are at most."""
+
+    point: CellEstimate
+    points: int
+
+
+@dataclass(frozen=True)
 class Estimate:
     """What a plan will take.
 
@@ -89,6 +97,7 @@ class Estimate:
         memory_mb: Peak of all workers together; on a GPU, of the GPU.
         device: Where it runs.
         trainings: One estimate per defense that is trained with.
+        power: Points of power curves, at most: one estimate per setting that is tried.
     """
 
     rows: tuple[CellEstimate, ...]
@@ -96,17 +105,20 @@ class Estimate:
     memory_mb: int
     device: str
     trainings: tuple[TrainingEstimate, ...] = ()
+    power: tuple[PowerEstimate, ...] = ()
 
     @property
     def steps(self) -> int:
-        """Candidate-steps of all cells."""
-        return sum(row.steps for row in self.rows)
+        """Candidate-steps of all cells and points of power curves."""
+        return sum(row.steps for row in self.rows) + sum(each.points * each.point.steps for each in self.power)
 
     @property
     def seconds(self) -> float:
         """Wall time: no shorter than the longest cell or training."""
-        single = [row.seconds for row in self.rows] + [each.seconds / each.seeds for each in self.trainings]
+        points = [each.point.seconds for each in self.power]
+        single = [row.seconds for row in self.rows] + [each.seconds / each.seeds for each in self.trainings] + points
         total = sum(row.seconds for row in self.rows) + sum(each.seconds for each in self.trainings)
+        total += sum(each.points * each.point.seconds for each in self.power)
         return START_SECONDS + max(total / self.workers, max(single))
 
     def as_dict(self) -> dict[str, Any]:
@@ -132,15 +144,16 @@ class Estimate:
                 {"training": each.training.as_dict(), "seeds": each.seeds, "seconds": round(each.seconds, 1)}
                 for each in self.trainings
             ],
+            "power": [
+                {
+                    "defense": each.point.cell.defense,
+                    "points": each.points,
+                    "steps": each.point.steps,
+                    "seconds": round(each.points * each.point.seconds, 1),
+                }
+                for each in self.power
+            ],
         }
-
-
-@dataclass(frozen=True)
-class _Speed:
-    """Seconds of one step of one candidate, and of one update of one client."""
-
-    step: float
-    client: float
 
 
 def estimate_plan(plan: Plan, workers: int | None = None) -> Estimate:
@@ -157,12 +170,15 @@ def estimate_plan(plan: Plan, workers: int | None = None) -> Estimate:
     try:
         rows = _rows(cells)
         trainings = _trainings(cells, plan.utility) if plan.utility is not None else []
+        power = _power(cells, plan.power)
     finally:
         torch.set_num_threads(before)
     device = cells[0].device
-    jobs = len(cells) + sum(each.seeds for each in trainings)
+    jobs = len(cells) + sum(each.seeds for each in trainings) + sum(each.points for each in power)
     count = workers or (1 if device != "cpu" else max(1, min(jobs, os.cpu_count() or 1)))
-    return Estimate(tuple(rows), count, _memory_mb(device) * (count if device == "cpu" else 1), device, tuple(trainings))
+    return Estimate(
+        tuple(rows), count, _memory_mb(device) * (count if device == "cpu" else 1), device, tuple(trainings), tuple(power)
+    )
 
 
 def _trainings(cells: list[Cell], utility: UtilitySettings) -> list[TrainingEstimate]:
@@ -188,6 +204,19 @@ def _trainings(cells: list[Cell], utility: UtilitySettings) -> list[TrainingEsti
     return rows
 
 
+def _power(cells: list[Cell], asked: bool) -> list[PowerEstimate]:
+    """Count the points of all curves once, as if every one that may be needed were."""
+    materials, by_key = Materials(), {cell.key(): cell for cell in cells}
+    wanted = [cell for cell in cells if asked or always_measured(cell)]
+    curves = [curve_of(cell, Cell.key, by_key, materials) for cell in wanted]
+    count: dict[Cell, int] = {}
+    for curve in curves:
+        count[curve.planted[0].task.cell] = min(MOST_LEAKS, len(curve.planted))
+    for task in dict.fromkeys(point.task for curve in curves for point in curve.ladder if not point.is_cell):
+        count[task.cell] = count.get(task.cell, 0) + 1
+    return [PowerEstimate(row, count[row.cell]) for row in _rows(list(count))]
+
+
 def _vertical_seconds(training: Training) -> float:
     """Time a party for one step, count the label owner as another, and multiply; a test record costs a third of a trained one."""
     built = build_vertical(training.federation(), training.cut, training.parts)
@@ -201,17 +230,17 @@ def _vertical_seconds(training: Training) -> float:
 
 def _rows(cells: list[Cell]) -> list[CellEstimate]:
     materials = Materials()
-    speeds: dict[Cell, _Speed] = {}
+    clients: dict[Cell, float] = {}
     rows = []
     for cell in cells:
         bare = cell.replace(defense="none", ensemble="quick", state=_untrained(cell))
-        if bare not in speeds:
-            speeds[bare] = _measure(bare, materials.dataset(cell))
-        rows.append(_row(cell, materials.dataset(cell), speeds[bare]))
+        if bare not in clients:
+            clients[bare] = _client_seconds(bare, materials.dataset(cell))
+        rows.append(_row(cell, materials.dataset(cell), clients[bare]))
     return rows
 
 
-def _row(cell: Cell, dataset: Dataset, speed: _Speed) -> CellEstimate:
+def _row(cell: Cell, dataset: Dataset, client: float) -> CellEstimate:
     """Line the attackers up against one real update, and add up what they would spend on all of them."""
     ensemble = resolve(cell.ensemble, threat_of(cell).sees)
     single = cell.replace(records=cell.batch_size * cell.clients, state=_untrained(cell))
@@ -220,22 +249,28 @@ def _row(cell: Cell, dataset: Dataset, speed: _Speed) -> CellEstimate:
     attacks = line_up(ensemble, subject.targets[0].observation, context)
     if not attacks:
         raise UsageError(f"no attack of {ensemble.name!r} applies to {cell.model!r} at batch size {cell.batch_size}")
+    observation, updates = subject.targets[0].observation, cell.targets + ensemble.rehearsals
+    batch, simulate = _batch(cell, dataset), context.simulate
+    defended = client if simulate is None else _seconds(lambda: simulate(batch.inputs, batch.targets, 0), cell.device)
     steps, seconds = 0, 0.0
+    found: list[Reconstruction] = []
     for attack in attacks:
         cost = attack.cost()
-        count = min(cost.steps, context.budget) * cost.restarts * (cell.targets + ensemble.rehearsals)
-        steps += count
-        seconds += count * (speed.step + cost.client_updates * speed.client)
+        steps += min(cost.steps, context.budget) * cost.restarts * attack.hypotheses(observation, context) * updates
+        pace = attack_seconds(attack, observation, context, updates, defended)
+        seconds += pace.seconds
+        found += pace.found
+    seconds += judging_seconds(observation, found, updates)
     stances = tuple(dict.fromkeys(attack.stance for attack in attacks))
-    return CellEstimate(cell, stances, steps, JUDGING * seconds + _risk_seconds(cell, subject, speed))
+    return CellEstimate(cell, stances, steps, BESIDE * seconds + _risk_seconds(cell, subject, client))
 
 
-def _risk_seconds(cell: Cell, subject: Subject, speed: _Speed) -> float:
+def _risk_seconds(cell: Cell, subject: Subject, client: float) -> float:
     """Return what scores with and without the defense take; those of defenses that only add noise come with the undefended."""
     if cell.risk == "off":
         return 0.0
     size = subject.candidates[0].numel() * subject.learner.parameters
-    each = (EXACT_UPDATES if size <= DENSE_ENTRIES else RISK_UPDATES) * speed.client / cell.batch_size
+    each = (EXACT_UPDATES if size <= DENSE_ENTRIES else RISK_UPDATES) * client / cell.batch_size
     observation = subject.targets[0].observation
     plain = observation.adversary.arrives(observation).plain_search
     return cell.targets * cell.batch_size * cell.clients * each * (1 if plain else 2)
@@ -252,29 +287,12 @@ def _batch(cell: Cell, dataset: Dataset) -> Batch:
     return Batch(batch.inputs.to(cell.device), batch.targets.to(cell.device))
 
 
-def _measure(cell: Cell, dataset: Dataset) -> _Speed:
-    """Time one attack step as it will be run, and one client's update."""
+def _client_seconds(cell: Cell, dataset: Dataset) -> float:
+    """Time one client's update without a defense."""
     learner = build_learner(cell, dataset, build_defense("none"))
     batch = _batch(cell, dataset)
     one = batch.replace(inputs=batch.inputs[: cell.batch_size], targets=batch.targets[: cell.batch_size])
-    client = _seconds(lambda: send(learner, one, build_defense("none"), Seed(0)), cell.device)
-    learner = learner.replace(settings=learner.settings.replace(clients=cell.clients))
-    execution = choose_execution("auto", torch.device(cell.device), learner.parameters, cell.targets, len(batch), 0)
-    count = 1 if execution.mode == "looped" else execution.chunk
-    evaluate = _step(learner, batch, execution)
-    rows = batch.inputs.flatten().expand(count, -1).contiguous()
-    return _Speed(step=cell.rounds * _seconds(lambda: evaluate(rows, {}), cell.device) / count, client=client)
-
-
-def _step(learner: Learner, batch: Batch, execution: Execution) -> Callable[[Tensor, Named], tuple[Tensor, Tensor]]:
-    """Return one matching step: the gradient of the distance of updates with respect to the dummies."""
-    seen = {name: value.detach() for name, value in learner.update(batch.inputs, batch.targets).items()}
-
-    def loss(row: Tensor, constants: Named) -> Tensor:
-        update = learner.update(row.reshape(batch.inputs.shape), batch.targets)
-        return torch.stack([(value - seen[name]).square().sum() for name, value in update.items()]).sum()
-
-    return execution.once().prepare(loss)
+    return _seconds(lambda: send(learner, one, build_defense("none"), Seed(0)), cell.device)
 
 
 def _seconds(work: Callable[[], object], device: str) -> float:
@@ -286,6 +304,6 @@ def _seconds(work: Callable[[], object], device: str) -> float:
 def _memory_mb(device: str) -> int:
     """Return the peak so far, which holds the largest step measured, with room for judging."""
     if device == "cuda":
-        return int(torch.cuda.max_memory_allocated() / 2**20 * JUDGING)
+        return int(torch.cuda.max_memory_allocated() / 2**20 * ROOM)
     unit = 2**20 if sys.platform == "darwin" else 2**10
-    return int(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / unit * JUDGING)
+    return int(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / unit * ROOM)

@@ -11,7 +11,7 @@ from typing import Any
 
 from gradveil.attacks.ensembles import resolve
 from gradveil.audit.materials import Materials
-from gradveil.audit.scene import check_masks
+from gradveil.audit.scene import build_learner, check_masks
 from gradveil.data import DATASETS, DIVISIONS, PARTITIONS
 from gradveil.errors import UsageError, suggest
 from gradveil.learning.losses import loss_by_name
@@ -21,7 +21,7 @@ from gradveil.registry import parse_call
 from gradveil.run.ladders import expand_defense, look_up
 from gradveil.run.trainings import check_trainings
 from gradveil.run.vertical_grid import check_cuts, fitting_cells
-from gradveil.study.cell import HORIZONTAL, Cell
+from gradveil.study.cell import HORIZONTAL, OF_EPOCHS, Cell
 from gradveil.study.checks import check_number
 from gradveil.study.limits import parse_limit
 from gradveil.study.plan import Plan
@@ -114,9 +114,19 @@ def check_inputs(plan: Plan, materials: Materials | None = None) -> list[Cell]:
         for model, weights, _ in _models(plan):
             materials.model(model, seed=seed, weights=weights or None, **shapes)
     check_cuts(cells, materials)
+    _check_clients(cells, materials)
     if plan.utility is not None:
         check_trainings(cells, plan.utility)
     return cells
+
+
+def _check_clients(cells: list[Cell], materials: Materials) -> None:
+    """Build local training once where it asks something of the model: dropout layers, or statistics of small minibatches."""
+    bare = {"defense": "none", "ensemble": "", "rounds": 1, "device": "cpu"}
+    for cell in cells:
+        if not cell.cut and (cell.dropout or cell.batch_norm == "train"):
+            once = cell.replace(state="given" if cell.weights else "untrained", **bare)
+            build_learner(once, materials.dataset(cell), materials.defense("none"), materials)
 
 
 def sources_of(plan: Plan) -> list[tuple[str, str]]:
@@ -160,11 +170,13 @@ def cells_of(plan: Plan, materials: Materials | None = None) -> list[Cell]:
         "loss": plan.loss,
         "optimizer": plan.optimizer,
         "learning_rate": plan.learning_rate,
+        **{name: getattr(plan, name) for name in OF_EPOCHS},
         "known_labels": plan.known_labels,
         "bn_statistics": plan.bn_statistics,
         "steps": plan.steps,
         "execution": plan.execution,
         "risk": plan.risk,
+        "lists": plan.lists,
         "device": find_device(plan.device),
     }
     vertical: dict[str, Any] = {"parts": plan.parts, "party": plan.party, "sees": plan.sees}
@@ -186,6 +198,8 @@ def cells_of(plan: Plan, materials: Materials | None = None) -> list[Cell]:
         )
         for (source, labels), (model, weights, state), size, steps, clients, rounds, cut, ensemble, defense in grid
     ]
+    for cell in cells:
+        cell.training()  # refuses settings of local training that do not fit together
     fitting = fitting_cells(list(dict.fromkeys(cells)), materials, strict=plan.defense != DEFAULT_DEFENSES) if plan.cut else cells
     return list(dict.fromkeys(fitting))
 

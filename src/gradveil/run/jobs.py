@@ -11,13 +11,16 @@ import torch
 
 from gradveil.audit.cell import run_cell
 from gradveil.audit.materials import Materials
+from gradveil.audit.power import measure_rung
 from gradveil.provenance import code_version, own_files_digest
+from gradveil.run.power import Curve, Measured, Point, of_cell
 from gradveil.run.trainings import train_once
 from gradveil.storage.run_folder import Store
 from gradveil.study.cell import Cell
+from gradveil.study.rung import RungTask
 from gradveil.study.training import Training
 
-__all__ = ["Board", "Job", "Progress", "cell_key", "do_job", "training_key"]
+__all__ = ["Board", "Job", "Progress", "cell_key", "do_job", "read_point", "training_key"]
 
 
 @dataclass(frozen=True)
@@ -25,8 +28,8 @@ class Progress:
     """How far a run is; steps of cells not yet begun are extrapolated from those that are.
 
     Attributes:
-        done_cells: Cells whose result is there.
-        cells: All cells.
+        done_cells: Cells, and points of power curves, whose result is there or not needed any more.
+        cells: All of them.
         done_steps: Attack steps done in this run.
         steps: Attack steps of this run, as far as is known.
         label: What is being worked on.
@@ -49,16 +52,25 @@ class Progress:
 
 @dataclass(frozen=True)
 class Job:
-    """One unit of work and of resumption, and the key under which its result is kept."""
+    """One unit of work and of resumption, and the key under which its result is kept.
 
-    work: Cell | Training
+    Attributes:
+        work: What to do.
+        key: Of its result.
+        curves: Of a point of a power curve, those that may need it.
+    """
+
+    work: Cell | Training | RungTask
     key: str
+    curves: tuple[Curve, ...] = ()
 
     @property
     def label(self) -> str:
         """What to call it while it runs."""
         if isinstance(self.work, Cell):
             return self.work.defense
+        if isinstance(self.work, RungTask):
+            return self.work.label
         return f"training with {self.work.defense}, seed {self.work.seed}"
 
 
@@ -92,9 +104,23 @@ def do_job(job: Job, out: str, report: Callable[[int, int], None] | None, materi
     if isinstance(job.work, Cell):
         found = run_cell(job.work, materials=materials, key=job.key, report=report, work=store.partial_folder(job.key))
         store.write_cell(found.result, found.pictures)
+    elif isinstance(job.work, RungTask):
+        point = Point(job.work, job.key)
+        if any(curve.wants(point, lambda each: read_point(store, each)) for curve in job.curves):
+            shelf = store.partial_folder(job.key, "power")
+            store.write_rung(measure_rung(job.work, materials=materials, key=job.key, report=report, work=shelf))
     else:
         store.write_training(train_once(job.work, key=job.key, work=store.work_folder(job.key), report=report))
     return job.key
+
+
+def read_point(store: Store, point: Point) -> Measured | None:
+    """Return what is known of a point of a power curve, with its canaries; None where it is not measured yet."""
+    if point.is_cell:
+        cell = store.read_cell(point.key)
+        return None if cell is None else (of_cell(cell), ())
+    record = store.read_rung(point.key)
+    return None if record is None else (record.rung, record.checks)
 
 
 @dataclass
@@ -119,7 +145,7 @@ class Board:
         """Tell how far the run is."""
         if self.on_progress is None:
             return
-        cells = [job.key for job in self.jobs if isinstance(job.work, Cell)]
+        cells = [job.key for job in self.jobs if not isinstance(job.work, Training)]
         trainings = {job.key: job.work.rounds for job in self.jobs if isinstance(job.work, Training)}
         done, total = self._steps(cells)
         rounds = sum(each if key in self.done else self.begun.get(key, (0, 0))[0] for key, each in trainings.items())

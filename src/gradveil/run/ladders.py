@@ -12,7 +12,7 @@ from gradveil.defenses import DEFENSES, Defense, chain
 from gradveil.errors import GradveilError, UsageError
 from gradveil.registry import parse_call, split_chain
 
-__all__ = ["expand_defense", "look_up"]
+__all__ = ["expand_defense", "look_up", "spell_part"]
 
 T = TypeVar("T")
 LADDER = ":ladder"
@@ -67,6 +67,12 @@ def _spell(name: str, defense: Any, shown: set[str]) -> str:
             whole = isinstance(field.default, float) and isinstance(value, int)
             settings.append(f"{field.name}={float(value) if whole else value!r}")
     return f"{name}({', '.join(settings)})" if settings else name
+
+
+def spell_part(text: str, defense: Defense) -> str:
+    """Return the spelling of one part with other settings, as a plan's entries are spelt; ``text`` names it."""
+    name, _ = parse_call(text)
+    return _spell(name, defense, {key for rung in type(defense).card.ladder for key in rung})
 
 
 def look_up(name: Any, find: Callable[[Any], T]) -> T:

@@ -13,6 +13,7 @@ import multiprocessing
 import os
 import signal
 import threading
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
@@ -27,7 +28,9 @@ from gradveil.audit.materials import Materials
 from gradveil.errors import GradveilError
 from gradveil.run.describe import describe_run
 from gradveil.run.grid import cells_of
+from gradveil.run.guard import starts_again_in_workers
 from gradveil.run.jobs import Board, Job, Progress, cell_key, do_job, training_key
+from gradveil.run.power_settlement import PowerSettlement
 from gradveil.run.trainings import all_trainings, cell_utility, trainings_of
 from gradveil.storage.run_folder import Store
 from gradveil.study.cell import Cell
@@ -37,6 +40,10 @@ from gradveil.study.plan import Plan
 from gradveil.study.run_result import Run
 from gradveil.study.training import Training
 
+UNGUARDED = (
+    "run_audit was called outside `if __name__ == '__main__':`, which every worker process would run again, so all cells run in "
+    "this one; put the call under that line to use all cores"
+)
 __all__ = ["Progress", "cell_key", "run_audit", "run_cell", "run_cells"]
 
 
@@ -58,6 +65,7 @@ def run_audit(
         lambda keys: describe_run(plan, cells, keys, command, materials),
         materials=materials,
         utility=plan.utility,
+        power=plan.power,
         workers=workers,
         on_progress=on_progress,
     )
@@ -69,6 +77,7 @@ def run_cells(
     describe: Callable[[list[str]], Run],
     *,
     utility: UtilitySettings | None = None,
+    power: bool = False,
     attack: bool = True,
     workers: int | None = None,
     on_progress: Callable[[Progress], None] | None = None,
@@ -81,6 +90,7 @@ def run_cells(
         out: Results folder.
         describe: Says what the run is, given the cells' keys.
         utility: How to train with the cells' defenses; None trains with none.
+        power: Whether power curves are measured for all cells; those whose ensemble claims to be a judgement have one anyway.
         attack: Whether cells are attacked; otherwise only the trainings are run, and the run has no cells.
         workers: Processes; by default one per core on a CPU and one on a GPU.
         on_progress: Told after every cell, and every second while processes work.
@@ -92,21 +102,33 @@ def run_cells(
     settlement = _UtilitySettlement(store, dict(zip(keys, cells, strict=True)), utility, materials)
     keys = keys if attack else []
     jobs = [Job(cell, key) for cell, key in zip(cells, keys, strict=attack)]
+    curves = PowerSettlement(store, dict(zip(keys, cells, strict=attack)), power, materials)
+    jobs += curves.jobs
     jobs += [Job(training, key) for training, key in settlement.trainings.items()]
     described = describe(keys)
     with store.lock():
         store.write_run(described)
         done = {key for key in keys if store.read_cell(key) is not None}
-        store.clear_shelves(set(keys) - done)
+        done |= curves.done()
+        store.clear_shelves({job.key for job in jobs} - done)
         done |= {key for key in settlement.trainings.values() if store.read_training(key) is not None}
-        settlement.settle()
-        board = Board(jobs, done, on_progress, settlement.settle)
+
+        def settle(key: str = "") -> None:
+            settlement.settle(key)
+            curves.settle(key)
+
+        settle()
+        board = Board(jobs, done, on_progress, settle)
         todo = [job for job in jobs if job.key not in done]
-        # Chains first and the undefended cell last: the longest work must not be left for one worker at the end.
+        # Chains first and the undefended cell last: the longest work must not be left for one worker at the end. What points of
+        # power curves are needed depends on all cells.
         todo.sort(key=_order)
         board.show("starting")
         on_gpu = any(cell.device != "cpu" for cell in cells)
         count = min(len(todo), workers or (1 if on_gpu else os.cpu_count() or 1))
+        if count > 1 and starts_again_in_workers():
+            warnings.warn(UNGUARDED, stacklevel=3)
+            count = 1
         if count <= 1:
             _one_by_one(todo, out, board, materials)
         else:
@@ -115,10 +137,10 @@ def run_cells(
     return load_run(out) if attack else replace(described, out=out)
 
 
-def _order(job: Job) -> tuple[bool, bool, int]:
-    if isinstance(job.work, Training):
-        return True, False, 0  # as they come: seed by seed
-    return False, job.work.defense == "none", -job.work.defense.count("+")
+def _order(job: Job) -> tuple[int, bool, int]:
+    if not isinstance(job.work, Cell):
+        return 1 + isinstance(job.work, Training), False, 0  # as they come: seed by seed, and point by point
+    return 0, job.work.defense == "none", -job.work.defense.count("+")
 
 
 class _UtilitySettlement:

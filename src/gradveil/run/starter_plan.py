@@ -26,13 +26,14 @@ __all__ = ["Inspection", "inspect_inputs", "plan_text", "write_plan"]
 
 FEW_CANDIDATES = 100
 DEFAULT_RECORDS = 64
-QUIET_KEYS = frozenset({"steps", "execution", "risk", "out", "fail_if", "labels", "scale", "read", "weights", "state"})
+QUIET_KEYS = frozenset({"steps", "execution", "risk", "lists", "out", "fail_if", "labels", "scale", "read", "weights", "state"})
 """Shown as a comment where the plan does not set them."""
 
 EXAMPLES: dict[str, Any] = {
     "steps": 0,
     "execution": "auto",
     "risk": "auto",
+    "lists": "auto",
     "out": "results",
     "fail_if": "identified>0.05",
     "labels": "labels.csv",

@@ -83,8 +83,9 @@ def run_study(
         told = describe_cells(cells, keys, command, study.layout.title or study.name, materials)
         return dataclasses.replace(told, plan=study.plan.as_dict(), plans=grids)
 
-    asked: dict[str, Any] = {"utility": utility, "attack": study.attacks, "workers": workers, "on_progress": on_progress}
-    run_cells(cells, work, describe, materials=materials, **asked)
+    power = any(plan.power for plan in study.plans)
+    asked: dict[str, Any] = {"utility": utility, "power": power, "attack": study.attacks}
+    run_cells(cells, work, describe, materials=materials, workers=workers, on_progress=on_progress, **asked)
     trainings = [training_key(each, materials) for each in all_trainings(cells, utility)] if utility is not None else []
     content = pack_folder(work, study.name, study.layout.as_dict(), trainings=trainings)
     content["spellings"] = _spellings(study)

@@ -37,9 +37,14 @@ def fitting_cells(cells: Sequence[Cell], materials: Materials | None = None, *, 
         UsageError: Nothing of the grid is left for a defense, or for vertical learning at all.
     """
     materials = materials or Materials()
-    once = [cell for cell in cells if not cell.cut or cell.local_steps == cell.clients == cell.rounds == 1]
+    once = [
+        cell for cell in cells if not cell.cut or (cell.local_steps == cell.clients == cell.rounds == 1 and not _trains(cell))
+    ]
     if cells and not any(cell.cut for cell in once) and any(cell.cut for cell in cells):
-        raise UsageError("a party of vertical learning sends one embedding per record: set local_steps, clients and rounds to 1")
+        raise UsageError(
+            "a party of vertical learning sends one embedding per record: set local_steps, clients and rounds to 1, and leave "
+            "local_epochs, minibatch and dropout out"
+        )
     faults: dict[tuple[str, bool], str | None] = {}
     for cell in once:
         if (cell.defense, bool(cell.cut)) not in faults:
@@ -50,3 +55,8 @@ def fitting_cells(cells: Sequence[Cell], materials: Materials | None = None, *, 
         if strict and all(told):
             raise UsageError(f"{told[0]}; leave it out, or use a defense that fits")
     return [cell for cell in once if faults[cell.defense, bool(cell.cut)] is None]
+
+
+def _trains(cell: Cell) -> bool:
+    """Whether clients are asked to train as no party does that sends an embedding."""
+    return bool(cell.local_epochs or cell.minibatch or cell.dropout)

@@ -3,7 +3,8 @@
 A cell is three files, and its JSON is written last: where it is, the other two are whole. Every file is written beside its place,
 brought to the disk, and renamed. A JSON file that cannot be read all the same (a full disk, an edit by hand) is put aside under
 ``*.corrupt``, said so, and the cell is measured again. Cells are keyed by content, so runs of different plans share a folder.
-Trainings, which measure utility, are kept in the same way in a folder of their own; a cell gets its utility when they are done.
+Trainings, which measure utility, and points of power curves are kept in the same way in folders of their own; a cell gets its
+utility and its power when they are done.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ import os
 import re
 import shutil
 import zipfile
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NoReturn, TypeVar
@@ -27,15 +28,17 @@ from numpy.typing import NDArray
 from gradveil.errors import GradveilError, UsageError
 from gradveil.storage.files import json_bytes, locked_folder, write_whole
 from gradveil.study.codec import decode, encode
-from gradveil.study.results import CellResult, Utility
+from gradveil.study.evidence import Power
+from gradveil.study.results import CellResult, Check, Utility
 from gradveil.study.run_result import Run
+from gradveil.study.rung import RungRecord
 from gradveil.study.training_result import TrainingRecord
 
 __all__ = ["Store", "npz_bytes"]
 
 logger = logging.getLogger("gradveil")
 KEY = re.compile(r"[0-9a-f]{16}")
-R = TypeVar("R", CellResult, TrainingRecord)
+R = TypeVar("R", CellResult, TrainingRecord, RungRecord)
 
 
 class Store:
@@ -78,6 +81,10 @@ class Store:
         """Return a finished training, or None where it is missing; a damaged one is put aside and counts as missing."""
         return self._read(self._path("utility", key, ".json"), key, TrainingRecord)
 
+    def read_rung(self, key: str) -> RungRecord | None:
+        """Return a finished point of a power curve, or None where it is missing; a damaged one counts as missing."""
+        return self._read(self._path("power", key, ".json"), key, RungRecord)
+
     def _read(self, path: Path, key: str, kind: type[R]) -> R | None:
         try:
             found = json.loads(path.read_bytes())
@@ -112,13 +119,28 @@ class Store:
         They hold reconstructions, so none may stay because a run was killed just before it tidied up, or because a changed plan,
         seed or code gave its cells other keys.
         """
-        for folder in (self.out / "cells").glob("*.work"):
+        for folder in (*(self.out / "cells").glob("*.work"), *(self.out / "power").glob("*.work")):
             if folder.name.removesuffix(".work") not in unfinished:
                 shutil.rmtree(folder, ignore_errors=True)
 
-    def partial_folder(self, key: str) -> Path:
-        """Return where a cell keeps what its attackers found until it is done."""
-        return self._path("cells", key, ".work")
+    def partial_folder(self, key: str, room: str = "cells") -> Path:
+        """Return where a cell, or a point of a curve, keeps what its attackers found until it is done."""
+        return self._path(room, key, ".work")
+
+    def write_rung(self, record: RungRecord) -> None:
+        """Write a finished point of a power curve; its partial work goes. Its pictures are not kept at all."""
+        self._write(self._path("power", record.key, ".json"), json_bytes(record))
+        shutil.rmtree(self.partial_folder(record.key, "power"), ignore_errors=True)
+
+    def give_power(self, key: str, power: Power, checks: Sequence[Check]) -> None:
+        """Write a power curve and its canaries into a finished cell; one that has them already or is not done is left alone."""
+        cell = self.read_cell(key)
+        if cell is None:
+            return
+        names = {check.name for check in checks}
+        given = replace(cell, power=power, checks=(*(each for each in cell.checks if each.name not in names), *checks))
+        if encode(given) != encode(cell):
+            self._write(self._path("cells", key, ".json"), json_bytes(given))
 
     def give_utility(self, key: str, utility: Utility) -> None:
         """Write what trainings found into a finished cell; one that has it already or is not done is left alone."""

@@ -8,16 +8,19 @@ import json
 from dataclasses import dataclass
 from typing import Any
 
-from gradveil.study.declare import key
+from gradveil.errors import UsageError
+from gradveil.study.declare import key, without_unused
 from gradveil.study.local_training import TrainingSettings
 from gradveil.study.readers import named, risk_mode, whole
 from gradveil.study.settings import Attackers, Common, DataSource, LocalTraining, ModelSource, Vertical
 
-__all__ = ["CELL_FORMAT", "HORIZONTAL", "Cell"]
+__all__ = ["CELL_FORMAT", "HORIZONTAL", "OF_EPOCHS", "Cell"]
 
 CELL_FORMAT = "gradveil-cell-1"
 HORIZONTAL = "none"
 """The cut of a model that is not cut."""
+OF_EPOCHS = ("local_epochs", "minibatch", "shuffle", "momentum", "dropout")
+"""Settings of local training that cells of older versions lack, which took whole-batch steps without any of this."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,10 +64,10 @@ class Cell(Common, Attackers, Vertical, LocalTraining, ModelSource, DataSource):
 
     @property
     def shares(self) -> str:
-        """``embedding`` of a cut model; ``weights`` after local steps or with an optimiser of its own; else ``gradient``."""
+        """``embedding`` of a cut model; ``weights`` after steps, epochs or with an optimiser of its own; else ``gradient``."""
         if self.cut:
             return "embedding"
-        return "weights" if self.local_steps > 1 or self.optimizer != "sgd" else "gradient"
+        return "weights" if self.local_steps > 1 or self.local_epochs or self.optimizer != "sgd" else "gradient"
 
     @property
     def tells_labels(self) -> bool:
@@ -77,17 +80,44 @@ class Cell(Common, Attackers, Vertical, LocalTraining, ModelSource, DataSource):
         return -(-self.records // (self.batch_size * self.clients))
 
     def training(self) -> TrainingSettings:
-        """Return the settings of local training; a party of vertical learning takes no local steps."""
+        """Return the settings of local training; a party of vertical learning takes no local steps.
+
+        Raises:
+            UsageError: They do not fit together, or not the number of records behind an update.
+        """
         if self.cut:
             return TrainingSettings(batch_norm=self.batch_norm, learning_rate=self.learning_rate)
+        self._check_minibatch()
         return TrainingSettings(
             shares="weights" if self.shares == "weights" else "gradient",
             local_steps=self.local_steps,
+            epochs=self.local_epochs,
+            minibatch=self.minibatch,
+            shuffle=self.shuffle,
             optimizer=self.optimizer,
             learning_rate=self.learning_rate,
+            momentum=self.momentum,
             batch_norm=self.batch_norm,
+            dropout=self.dropout,
             clients=self.clients,
         )
+
+    def _check_minibatch(self) -> None:
+        steps, size, most = self.local_steps, self.minibatch, self.batch_size
+        if self.local_epochs and steps > 1:
+            raise UsageError(
+                f"local_epochs is {self.local_epochs} and local_steps {steps}, and a client counts one of them; leave one out"
+            )
+        if size > most:
+            raise UsageError(
+                f"minibatch is {size}, and batch_size {most}: a step cannot take more records than stand behind an update; set "
+                f"minibatch to at most {most}, or raise batch_size"
+            )
+        if size and not self.local_epochs and steps * size < most:
+            raise UsageError(
+                f"local_steps is {steps} and minibatch {size}, so only {steps * size} of the {most} records behind an update "
+                "would be trained on; set local_epochs, or more local_steps"
+            )
 
     def as_dict(self) -> dict[str, Any]:
         """Return the settings as plain JSON values, in order."""
@@ -99,7 +129,7 @@ class Cell(Common, Attackers, Vertical, LocalTraining, ModelSource, DataSource):
         Args:
             content: What the settings only name: digests of data and weights, the code version, thread count.
         """
-        settings = self.as_dict()
+        settings = without_unused(Cell, self.as_dict(), OF_EPOCHS)
         text = json.dumps({"format": CELL_FORMAT, "cell": settings, "content": content}, sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()[:16]
 

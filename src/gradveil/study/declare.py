@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 from gradveil.errors import UsageError
 from gradveil.study.readers import Reader
 
-__all__ = ["Key", "again", "check_values", "key", "keys_of", "part_of", "read_value"]
+__all__ = ["Key", "again", "check_values", "key", "keys_of", "part_of", "read_value", "without_unused"]
 
 METADATA = "gradveil key"
 UNSET: Any = object()
@@ -69,10 +69,11 @@ def key(default: Any, read: Reader, meaning: str, **more: Any) -> Any:
     return dataclasses.field(default=default, metadata={METADATA: {"read": read, "meaning": meaning, **more}})
 
 
-def again(home: type, name: str, default: Any) -> Any:
-    """Declare an inherited setting with another default; everything else about it stays as it was said."""
+def again(home: type, name: str, default: Any, **more: Any) -> Any:
+    """Declare an inherited setting with another default; everything else about it stays as it was said, but for ``more``."""
     declared = next(field for field in dataclasses.fields(home) if field.name == name)
-    return dataclasses.field(default=default, metadata=declared.metadata)
+    told = {**declared.metadata[METADATA], **more}
+    return dataclasses.field(default=default, metadata={METADATA: told})
 
 
 def keys_of(kind: type, *, section: str = "") -> list[Key]:
@@ -94,6 +95,12 @@ def check_values(settings: Any, prefix: str = "") -> None:
 def part_of(kind: type[S], settings: Any) -> S:
     """Return the settings of a larger object that belong to one kind, as in ``part_of(DataSource, cell)``."""
     return kind(**{field.name: getattr(settings, field.name) for field in dataclasses.fields(kind)})  # type: ignore[arg-type]
+
+
+def without_unused(kind: type, values: Mapping[str, Any], names: Iterable[str]) -> dict[str, Any]:
+    """Return values without the named ones that have their default: settings that came later change no key where not used."""
+    usual = {field.name: field.default for field in dataclasses.fields(kind) if field.name in set(names)}
+    return {name: value for name, value in values.items() if name not in usual or usual[name] != value}
 
 
 def read_value(found: Key, place: str, value: Any, *, keys: Iterable[Key] = (), paired: Mapping[str, str] | None = None) -> Any:

@@ -18,7 +18,7 @@ from gradveil.registry import indexed, split_chain
 from gradveil.study.cell import Cell
 from gradveil.study.declare import key, keys_of, read_value
 from gradveil.study.federation import UtilitySettings
-from gradveil.study.readers import named, text
+from gradveil.study.readers import flag, named, text
 
 __all__ = ["KEYS", "NO_OPTION", "OF_PLAN", "PAIRED", "SECTIONS", "read_document", "start_at", "toml_text"]
 
@@ -41,6 +41,14 @@ class Whole:
         axis=True,
         metavar="LIMIT",
         docs="one limit or a list, see below",
+    )
+    power: bool = key(
+        False,
+        flag,
+        "whether to show how strong the attackers are: weaker settings of every defense, and planted leaks",
+        section="audit",
+        docs="whether to show [how strong the attackers are](power.md): the same ensemble against weaker settings of every "
+        "defense and against planted leaks; always with `standard` and `strong`. No part of a cell's key",
     )
     out: str = key(
         "", text, "folder for results", section="audit", docs="folder for results; left out: `audit-NAME`, after the plan"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from gradveil.study.codec import OMITTED
-from gradveil.study.measures import Share
+from gradveil.study.measures import Bar, Share
 
 __all__ = ["Gap", "Power", "Rung"]
 
@@ -36,15 +36,22 @@ class Rung:
 
     Attributes:
         spelling: The defense at a weaker setting; empty for a planted leak.
-        leak: Weight a of the raw update that was added to the release; 0 for none.
+        leak: Weight a of the raw update in what the attackers saw, `gradveil.audit.power.plant`; 0 for none.
         identified: What the same ensemble identified there.
         psnr: Median PSNR there.
+        null: What the best null identifies there.
     """
 
     spelling: str = ""
     leak: float = 0.0
     identified: Share
     psnr: float | None = None
+    null: Bar | None = field(default=None, metadata=OMITTED)
+
+    @property
+    def broken(self) -> bool:
+        """Whether even the lower bound lies above the upper bound of the best null."""
+        return self.null is not None and self.identified.low > self.null.top
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -45,6 +45,7 @@ class FederationSettings(Common, Federation, ModelSource, DataSource):
             raise UsageError(
                 "scaffold's control variates are mean gradients only for plain local sgd; set optimizer = 'sgd' and momentum = 0"
             )
+        self.training()
 
     def training(self) -> TrainingSettings:
         """Return the settings of one client's local training."""
@@ -52,10 +53,12 @@ class FederationSettings(Common, Federation, ModelSource, DataSource):
         return TrainingSettings(
             shares="weights",
             minibatch=self.minibatch,
+            shuffle=self.shuffle,
             optimizer=self.optimizer,
             learning_rate=self.learning_rate,
             momentum=self.momentum,
             batch_norm=self.batch_norm,
+            dropout=self.dropout,
             **counted,
         )
 

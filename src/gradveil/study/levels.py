@@ -22,11 +22,19 @@ records where the attacker knows all others of the update."""
 
 @dataclass(frozen=True, kw_only=True)
 class Reach:
-    """What one attacker reached alone; ``informed`` where it uses more of the defense than the decoded update."""
+    """What one attacker reached alone.
+
+    Attributes:
+        attacker: Its name.
+        share: What it reached.
+        informed: Whether it uses more of the defense than the decoded update.
+        rehearsed: What it reached on releases it made itself, whose truth it knows; None where it made none.
+    """
 
     attacker: str = ""
     share: Share
     informed: bool = False
+    rehearsed: float | None = field(default=None, metadata=OMITTED)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -19,6 +19,7 @@ __all__ = [
     "choice",
     "device",
     "flag",
+    "list_size",
     "named",
     "positive",
     "reading",
@@ -109,6 +110,20 @@ def device(place: str, value: Any) -> str:
 def risk_mode(place: str, value: Any) -> str:
     """A mode, or true and false for the usual one and none."""
     return ("off", "auto")[value] if isinstance(value, bool) else str(choice(*RISK_MODES)(place, value))
+
+
+def list_size(place: str, value: Any) -> str:
+    """``auto``, ``off`` (also false and 0), or how many candidates, at least two."""
+    if isinstance(value, bool):
+        return ("off", "auto")[value]
+    if isinstance(value, int) or str(value).strip().isdecimal():
+        count = whole(0)(place, int(value))
+        if count == 1:
+            raise UsageError(f"{place} is 1; a list needs at least 2 candidates, or give off")
+        return str(count) if count else "off"
+    if str(value).strip() not in ("auto", "off"):
+        raise UsageError(f"{place} is {value!r}; give auto, off, or a whole number of candidates")
+    return str(value).strip()
 
 
 def reading(place: str, value: Any) -> str:

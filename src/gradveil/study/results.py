@@ -99,7 +99,11 @@ class Attacker:
 
 @dataclass(frozen=True, kw_only=True)
 class Record:
-    """One training record under its pseudonym, with the candidate the attacker selected for it."""
+    """One training record under its pseudonym, with the candidate the attacker selected for it.
+
+    Attributes:
+        gap: The referee's score of what was selected for its update, minus that of the truth.
+    """
 
     pseudonym: str = ""
     owner: str | None = None
@@ -114,6 +118,7 @@ class Record:
     recipe: str = ""
     stance: str = ""
     regret_db: float | None = None
+    gap: float | None = field(default=None, metadata=OMITTED)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -196,7 +201,7 @@ class Utility:
         seeds: Pairs that are done.
         trainings: Keys of the trainings with the defense, in the order of seeds.
         baseline: Keys of those without.
-        accuracy: Of the trained model on records it was not trained on.
+        accuracy: Of the trained model on records that this training did not use; weights that were given may have seen them.
         undefended: The same without the defense.
         difference: Defended minus undefended, by paired seeds.
         pmm: Defended over undefended, by paired seeds.

@@ -110,6 +110,38 @@ class LocalTraining:
         docs="of the local steps: `sgd`, `adam`",
     )
     learning_rate: float = key(0.01, positive, "of the local steps", section="training")
+    local_epochs: int = key(
+        0,
+        whole(0),
+        "passes of a client over its records, instead of local steps",
+        section="training",
+        docs="passes of a client over the records of one update, each in minibatches, after which it shares weights; 0 counts "
+        "`local_steps` instead",
+    )
+    minibatch: int = key(
+        0,
+        whole(0),
+        "records of one local step; 0 takes all of a client's",
+        section="training",
+        docs="records of one local step; 0 takes all that stand behind the update",
+    )
+    shuffle: bool = key(
+        False,
+        flag,
+        "whether a client draws a new order of its records for every later epoch",
+        section="training",
+        docs="whether a client draws a new order of its records for every epoch after the first, which nobody else knows; else "
+        "all epochs go through them in one order",
+    )
+    momentum: float = key(0.0, below_one, "of the local steps, fresh in every round; sgd only", section="training")
+    dropout: bool = key(
+        False,
+        flag,
+        "whether clients train with the dropout layers of the model on",
+        section="training",
+        docs="whether clients train with the dropout layers of the model on; masks are drawn by each client, and attackers do "
+        "not know them",
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -169,6 +201,15 @@ class Attackers:
         docs="`batched`, `looped`, `compiled` or `captured` (recorded once and replayed, on a GPU only); `auto` decides by "
         "device and model. Part of a cell's key",
     )
+    lists: str = key(
+        "auto",
+        readers.list_size,
+        "candidates on the lists of attackers who hold one: auto, off, or how many",
+        section="audit",
+        metavar="SIZE",
+        docs="candidates on the [lists](levels.md#list) of attackers who hold one: `auto` is 256, or as many as there are or a "
+        "dear defense leaves time for; a number; `off` (or 0) leaves them out. Part of a cell's key",
+    )
     known_labels: bool = key(False, flag, "whether the attacker is given the true labels", section="training")
     bn_statistics: bool = key(
         False,
@@ -220,16 +261,21 @@ class Federation(LocalTraining):
         "who owns what: iid, dirichlet(alpha=0.5), by_owner, class_balance(rho=0.5)",
         docs="who owns what: `iid`, `dirichlet(alpha=0.5)`, `by_owner`, `class_balance(rho=0.5)`; see [data.md](data.md)",
     )
-    local_epochs: int = key(1, whole(0), "passes of a client over its records in one round")
+    local_epochs: int = again(
+        LocalTraining,
+        "local_epochs",
+        1,
+        meaning="passes of a client over its records in one round",
+        docs="passes of a client over its records in one round",
+    )
     local_steps: int = key(
         0,
         whole(0),
         "local steps of a client in one round, instead of passes",
         docs="local steps of a client in one round; above 0 it wins over `local_epochs`",
     )
-    minibatch: int = key(32, whole(0), "records of one local step; 0 takes all of a client's")
+    minibatch: int = again(LocalTraining, "minibatch", 32, docs="records of one local step; 0 takes all of a client's")
     learning_rate: float = again(LocalTraining, "learning_rate", 0.1)
-    momentum: float = key(0.0, below_one, "of the local steps, fresh in every round; sgd only")
     batch_norm: Literal["eval", "train"] = again(LocalTraining, "batch_norm", "train")
     aggregation: Literal["fedavg", "scaffold"] = key(
         "fedavg",

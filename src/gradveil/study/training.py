@@ -8,7 +8,7 @@ import json
 from dataclasses import dataclass
 from typing import Any
 
-from gradveil.study.declare import again, part_of
+from gradveil.study.declare import again, part_of, without_unused
 from gradveil.study.federation import FederationSettings, UtilitySettings
 from gradveil.study.settings import Federation, Vertical
 
@@ -45,7 +45,8 @@ class Training(FederationSettings):
         Args:
             content: What the settings only name: digests of data and weights, the code version, thread count.
         """
-        text = json.dumps({"format": TRAINING_FORMAT, "training": self.as_dict(), "content": content}, sort_keys=True)
+        settings = without_unused(Training, self.as_dict(), ("shuffle", "dropout"))
+        text = json.dumps({"format": TRAINING_FORMAT, "training": settings, "content": content}, sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()[:16]
 
     def undefended(self) -> Training:

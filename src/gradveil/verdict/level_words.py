@@ -63,7 +63,7 @@ def _who(power: Power) -> str:
 
 def _weaker(power: Power) -> list[str]:
     """Name the strongest setting that fell."""
-    fallen = [rung for rung in power.ladder if rung.identified.value > HALF]
+    fallen = [rung for rung in power.ladder if rung.broken or (rung.null is None and rung.identified.value > HALF)]
     return [f"they break {fallen[-1].spelling} ({_counted(fallen[-1])})"] if fallen else []
 
 

@@ -44,7 +44,7 @@ ENOUGH = 16
 MOST = 0.5
 """Of a share: who points out more than this on a list has the information; where more searches failed, they say nothing."""
 # Where and how a cell was computed does not change the question it answers.
-NOT_A_SETTING = {"defense", "execution", "threads", "device", "risk"}
+NOT_A_SETTING = {"defense", "execution", "threads", "device", "risk", "lists"}
 IDLE = ("informed_ran", "informed_moved")
 """Checks that say that nobody who knows the defense really attacked."""
 

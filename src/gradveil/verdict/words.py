@@ -24,6 +24,7 @@ __all__ = [
     "progress_sentence",
     "sentence",
     "setting_words",
+    "tested_words",
     "threat_sentences",
     "trust",
     "utility_words",
@@ -153,6 +154,7 @@ def costs(cell: CellResult, undefended: CellResult | None) -> list[tuple[str, st
     trained = "not measured in this run"
     if cell.utility is not None:
         trained = _accuracy_words(cell.utility)
+        trained += f"; on {tested_words(cell.settings.weights)}" if cell.settings.weights else ""
         if cell.utility.time_ratio is not None:
             taken += f"; {times(cell.utility.time_ratio)} for a whole local training"
     proved = (cell.utility.guarantee if cell.utility is not None else None) or cell.defense.guarantee
@@ -170,6 +172,13 @@ def _accuracy_words(utility: Utility) -> str:
     if utility.difference is not None:
         told += f"; {points(utility.difference)} points by paired seeds"
     return told
+
+
+def tested_words(weights: str) -> str:
+    """Say on which records accuracy is measured; of weights that were given, nobody here knows what they have seen."""
+    if weights:
+        return "records that this training did not use; whether the given weights saw them is not known"
+    return "records nobody trained on"
 
 
 def utility_words(settings: KeptTraining | KeptUtility) -> str:
@@ -243,6 +252,10 @@ def setting_words(cell: CellResult, fields: Sequence[str] = ()) -> str:
         "state": settings.state,
         "batch_size": f"batch of {settings.batch_size}",
         "local_steps": count(settings.local_steps, "local step"),
+        "local_epochs": count(settings.local_epochs, "local epoch"),
+        "minibatch": f"minibatches of {settings.minibatch}",
+        "shuffle": "shuffled" if settings.shuffle else "in one order",
+        "dropout": f"dropout {'on' if settings.dropout else 'off'}",
         "clients": "one client’s update" if settings.clients == 1 else f"aggregate of {settings.clients} clients",
         "rounds": count(settings.rounds, "round"),
         "cut": f"vertical, {settings.cut}" if settings.cut else "horizontal",
@@ -252,7 +265,9 @@ def setting_words(cell: CellResult, fields: Sequence[str] = ()) -> str:
         "shares": SHARES[settings.shares],
     }
     several = ("rounds",) if settings.rounds > 1 else ()
-    horizontal = ("data", "model", "state", "batch_size", "local_steps", "shares", "clients", *several)
+    counted = ("local_epochs",) if settings.local_epochs else ("local_steps",)
+    used = tuple(name for name in ("minibatch", "shuffle", "momentum", "dropout") if getattr(settings, name))
+    horizontal = ("data", "model", "state", "batch_size", *counted, *used, "shares", "clients", *several)
     vertical = ("data", "model", "cut", "parts", "party", "state", "batch_size", "sees")
     chosen = fields or (vertical if settings.cut else horizontal)
     told = plain | {name: text for name, text in spelled.items() if settings.said(name) is not None}

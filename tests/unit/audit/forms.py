@@ -57,6 +57,7 @@ RISK = {
 PARTS = {"n": int, **dict.fromkeys(("mse", "psnr", "ssim", "lpips"), (SPREAD, {"unavailable": str}))}
 REGION = {"share": NUMBER, "area": NUMBER, **dict.fromkeys(("selected", "best_by_truth", "plain", "data_mean"), PARTS)}
 BAR = {"null": str, "value": NUMBER, "high": NUMBER}
+GAP = {"search_failed": PART, "information_gone": PART, "found": PART, "median": MAYBE, "objective": ("likelihood", "residual")}
 CELL: dict[str, Any] = {
     "format": "gradveil-cell-1",
     "key": str,
@@ -80,6 +81,7 @@ CELL: dict[str, Any] = {
     "plain": (SUMMARY, None),
     "informed": (SUMMARY, None),
     "best_by_truth": SUMMARY,
+    "gap": GAP,
     "region": (REGION, {**REGION, "informed": PARTS}, {"unavailable": str}),
     "regret_db": {"median": NUMBER, "worst": NUMBER, "flagged": bool},
     "attackers": [{"recipe": str, "stance": str, "tries": int, "chosen": int, "rehearsal_psnr": NUMBER, "summary": SUMMARY}],
@@ -100,6 +102,7 @@ CELL: dict[str, Any] = {
             "recipe": str,
             "stance": str,
             "regret_db": NUMBER,
+            "gap": MAYBE,
         }
     ],
     "checks": [{"name": str, "level": ("ok", "warn", "fail"), "sentence": str, "remedy": str}],

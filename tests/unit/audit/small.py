@@ -16,5 +16,11 @@ def digits() -> Dataset:
     return load_cell_data(CELL)
 
 
+@functools.cache
+def few_digits() -> Dataset:
+    """Return so few records that none can be held out of a training."""
+    return digits().take(range(100))
+
+
 def make_subject(rehearsals: int = 0, **changes: object) -> Subject:
     return build_subject(CELL.replace(**changes), digits(), rehearsals)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -109,6 +110,8 @@ def test_what_does_not_fit_is_one_sentence(capsys: Captured) -> None:
     assert "the captured update does not fit model and defense" in wrong and "has shape" in wrong
     assert "lacks" in complaint(capsys, model="lenet")
     assert "both sides must run the same defense" in complaint(capsys, "--defense", "pruning(rate=0.5)")
+    assert "set minibatch to at most 1" in complaint(capsys, "--minibatch", "4", "--local-epochs", "1")
+    assert "a client counts one of them" in complaint(capsys, "--local-steps", "2", "--local-epochs", "1")
     assert "the update claims 1 examples, not 4; say --batch-size 1" in complaint(capsys, "--batch-size", "4")
     write_payload(send([3, 9]), FILE)
     assert "the update claims 2 examples, not 1; say --batch-size 2" in complaint(capsys)
@@ -124,6 +127,33 @@ def test_an_update_of_other_weights_names_nobody(capsys: Captured) -> None:
     assert "the nearest is row" not in said.out and "those a new model has with seed 0; give --weights" in said.out
     assert said.err.count("\n") == 1 and "check --weights" in said.err
     assert json.loads(Path("out/captured.json").read_text())["nearest"], "nothing is lost"
+
+
+TRAINED: dict[str, Any] = {"local_epochs": 2, "minibatch": 1, "momentum": 0.5, "learning_rate": 0.02}
+FLAGS = ("--local-epochs", "2", "--minibatch", "1", "--momentum", "0.5", "--learning-rate", "0.02", "--batch-size", "2")
+
+
+def test_an_update_of_epochs_takes_the_flags_of_every_training(capsys: Captured) -> None:
+    write_payload(send([3, 9], **TRAINED), FILE)
+    plan = Path("plan.toml")
+    plan.write_text("[audit]\nensemble = 'dlg(steps=40)'\n[grid]\ndefense = 'none'\n")
+    told = ("--data", "digits", "--model", "mlp(hidden=16)", "--device", "cpu", "--out", "out", *FLAGS)
+    assert main(["audit", str(plan), "--update", str(FILE), *told, "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert sorted(row["row"] for row in found["nearest"]) == [3, 9]
+    assert found["cell"]["local_epochs"] == 2 and found["unexplained"]["best"] < 0.1
+
+
+def test_an_update_of_an_unknown_training_asks_how_the_client_trained(capsys: Captured) -> None:
+    write_payload(send([3, 9], **TRAINED), FILE)
+    attack("--batch-size", "2", code=3)
+    said = capsys.readouterr()
+    assert "the nearest is row" not in said.out and said.err.count("\n") == 1
+    assert "without --local-epochs or --local-steps the update is taken for the gradient of one batch" in said.err
+    assert "times as large as one that this training makes of other records" in said.out
+    attack("--batch-size", "2", "--local-epochs", "1", "--learning-rate", "50", code=3)
+    said = capsys.readouterr()
+    assert "--local-epochs or --local-steps, --minibatch, --momentum" in said.err and "is taken for" not in said.err
 
 
 def test_an_update_of_zeros_is_refused(capsys: Captured) -> None:

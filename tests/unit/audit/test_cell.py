@@ -5,16 +5,19 @@ from __future__ import annotations
 import hashlib
 import json
 import statistics
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from gradveil.attacks.referee import Referee, Verdict
 from gradveil.audit.cell import _pseudonym, run_cell
 from gradveil.audit.scene import build_learner
 from gradveil.cli import main
 from gradveil.defenses import build_defense
 from gradveil.errors import UsageError
+from gradveil.records import Observation, Reconstruction
 from gradveil.study.codec import encode
 from gradveil.tensors import Named
 from tests.unit.audit.small import CELL, digits, make_subject
@@ -184,6 +187,20 @@ def test_an_exact_reconstruction_is_selected() -> None:
     record = measure(rounds=2, ensemble="quick", steps=5)
     assert record["best_by_truth"]["identified"]["count"] == 4
     assert record["regret_db"]["worst"] == 0
+
+
+def test_the_headline_is_what_the_referee_chose_even_where_it_chose_badly(monkeypatch: pytest.MonkeyPatch) -> None:
+    def badly(self: Referee, observation: Observation, candidates: Sequence[Reconstruction]) -> Verdict:
+        scores = self.scores(observation, candidates)
+        return Verdict(scores.index(max(scores)), scores, [])
+
+    monkeypatch.setattr(Referee, "select", badly)
+    record = measure(ensemble="quick", steps=5, records=2)
+    (row,) = [each for each in record["attackers"] if each["chosen"] == 2]
+    assert record["selected"]["psnr"]["median"] == row["summary"]["psnr"]["median"]
+    assert record["best_by_truth"]["psnr"]["median"] > record["selected"]["psnr"]["median"] + 1
+    assert record["regret_db"]["worst"] > 1
+    assert check(record, "regret")["level"] != "ok"
 
 
 def test_medians_are_the_same_wherever_they_stand() -> None:

@@ -10,9 +10,10 @@ import torch
 
 from gradveil.audit.cell import run_cell
 from gradveil.audit.certified import certificate_of_cell, certify, guarantee_of, matching_attack
+from gradveil.audit.scene import build_subject
 from gradveil.proofs.bounds import gaussian_bound, mixed_bound
 from gradveil.study.codec import encode
-from tests.unit.audit.small import CELL, digits, make_subject
+from tests.unit.audit.small import CELL, digits, few_digits, make_subject
 
 NOISY = "clipping(bound=1) + gaussian_noise(std=0.5)"
 
@@ -55,7 +56,6 @@ def test_known_labels_are_counted() -> None:
         ({"defense": "none"}, "nothing is done"),
         ({"defense": "gaussian_noise"}, "put clipping right before"),
         ({"defense": "pruning"}, "no proof is known"),
-        ({"state": "trained(steps=1)"}, "trained on the audited records"),
     ],
 )
 def test_without_a_proof_there_is_a_reason(changes: dict[str, Any], reason: str) -> None:
@@ -66,8 +66,23 @@ def test_without_a_proof_there_is_a_reason(changes: dict[str, Any], reason: str)
 
 def test_a_model_that_has_seen_the_records_takes_the_guarantee_away() -> None:
     assert guarantee_of(make_subject(defense=NOISY)).epsilon is not None
-    seen = guarantee_of(make_subject(defense=NOISY, state="trained(steps=1)"))
-    assert seen.epsilon is None and "trained on the audited records" in seen.reason
+    cell = CELL.replace(defense=NOISY, state="trained(steps=1)")
+    seen = build_subject(cell, few_digits(), 0)
+    assert guarantee_of(seen).epsilon is None and "trained on the audited records" in guarantee_of(seen).reason
+    assert certify(seen).identified is None
+    assert guarantee_of(make_subject(defense=NOISY, state="trained(steps=1)")).epsilon is not None, "they were held out"
+
+
+def test_every_epoch_that_holds_a_record_spends_its_budget() -> None:
+    told: dict[str, Any] = {"defense": "dp_sgd(noise_multiplier=2.0)", "batch_size": 8, "records": 8}
+    once, twice = (
+        guarantee_of(make_subject(**told, minibatch=2, local_epochs=epochs, momentum=0.9, **more))
+        for epochs, more in ((1, dict[str, Any]()), (2, {"shuffle": True}))
+    )
+    assert (once.steps, twice.steps) == (1, 2), "of four and eight steps a record is in one an epoch"
+    assert once.epsilon is not None and twice.epsilon is not None and once.epsilon < twice.epsilon
+    pair = guarantee_of(make_subject(**{**told, "defense": NOISY}, minibatch=2, local_epochs=3))
+    assert (pair.unit, pair.steps) == ("client", 1), "one update goes out, however it was made"
 
 
 def test_the_attacker_with_the_list_finds_most_without_much_noise_and_little_with_much() -> None:

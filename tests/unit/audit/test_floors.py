@@ -12,11 +12,12 @@ import torch
 from gradveil.audit import floors
 from gradveil.audit.certified import certify
 from gradveil.audit.floors import SMOOTHING, as_floor, mean_error_of_cell
+from gradveil.audit.scene import build_subject
 from gradveil.randomness import Seed
 from gradveil.risk.mean_error import MeanErrorBound, mean_error_bound, smoothed_score
 from gradveil.spectra.jacobians import jacobian_of
 from gradveil.study.codec import encode
-from tests.unit.audit.small import make_subject
+from tests.unit.audit.small import CELL, few_digits, make_subject
 
 NOISY = "gaussian_noise(std=0.05)"
 
@@ -31,7 +32,6 @@ NOISY = "gaussian_noise(std=0.05)"
         ({"defense": "gaussian_noise(std=0.1) + clipping(bound=1)"}, "after nothing but clipping"),
         ({"batch_size": 2}, "one record in one update"),
         ({"rounds": 2}, "one record in one update"),
-        ({"state": "trained(steps=2)"}, "trained on the audited records"),
         ({"defense": "dp_sgd(noise_multiplier=1.0)", "local_steps": 2}, "bends the path"),
     ],
 )
@@ -39,6 +39,12 @@ def test_without_a_smooth_gaussian_law_there_is_a_reason(changes: dict[str, Any]
     found = mean_error_of_cell(make_subject(**{"defense": NOISY, **changes}))
     assert found.mse is None and reason in found.reason
     assert encode(found) == {"mse": None, "reason": found.reason}
+
+
+def test_a_model_that_has_seen_the_records_has_no_floor() -> None:
+    cell = CELL.replace(defense=NOISY, state="trained(steps=2)")
+    assert "trained on the audited records" in mean_error_of_cell(build_subject(cell, few_digits(), 0)).reason
+    assert mean_error_of_cell(make_subject(defense=NOISY, state="trained(steps=2)")).mse is not None
 
 
 @pytest.mark.parametrize(

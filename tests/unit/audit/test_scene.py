@@ -8,7 +8,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from gradveil.audit.scene import CANDIDATES, Subject, build_learner
+from gradveil.audit.scene import Subject, build_learner
+from gradveil.audit.state import CANDIDATES
 from gradveil.client.update import run_client
 from gradveil.defenses import build_defense
 from gradveil.defenses.base import ClientView

@@ -16,9 +16,11 @@ from torch import Tensor, nn
 from gradveil.adversary import OpenAdversary
 from gradveil.attacks.referee import Referee, Verdict
 from gradveil.audit import trust as checks
+from gradveil.audit.gap import explain
 from gradveil.audit.judge import score
 from gradveil.audit.scene import Subject, Target
 from gradveil.audit.trust import Evidence, run_checks
+from gradveil.learning.dropout import HandedDropout
 from gradveil.metrics import share_of
 from gradveil.models.batch_norm import set_batch_norm_mode
 from gradveil.records import Observation, Reconstruction, WhatArrives
@@ -52,7 +54,8 @@ def evidence_of(many: list[list[Reconstruction]]) -> Evidence:
     chosen = [row[0] for row in many]
     scored = score(subject(), chosen)
     grey = score(subject(), [found(i, torch.full_like(c.inputs, 0.5)) for i, c in enumerate(chosen)])
-    return Evidence(subject(), many, chosen, verdicts, referee, scored, scored, {"grey": grey})
+    explained = explain(subject(), chosen, verdicts, referee, scored.rank)
+    return Evidence(subject(), many, chosen, verdicts, referee, scored, scored, {"grey": grey}, explained=explained)
 
 
 @functools.cache
@@ -85,7 +88,9 @@ def with_truth_elsewhere() -> Evidence:
         return dataclasses.replace(target, trained_inputs=subject().targets[index - 1].trained_inputs)
 
     targets = tuple(moved(i, t) for i, t in enumerate(subject().targets))
-    return dataclasses.replace(healthy(), subject=dataclasses.replace(subject(), targets=targets))
+    elsewhere, sound = dataclasses.replace(subject(), targets=targets), healthy()
+    explained = explain(elsewhere, sound.chosen, sound.verdicts, sound.referee, sound.selected.rank)
+    return dataclasses.replace(sound, subject=elsewhere, explained=explained)
 
 
 def chosen_instead(inputs: Callable[[int], Tensor]) -> Evidence:
@@ -205,6 +210,8 @@ FIRING: list[tuple[str, str, Callable[[], Evidence]]] = [
     ("nobody_ahead", "warn", with_attacker_ahead),
     ("informed_complete", "warn", with_partial_adversary),
     ("dropout", "warn", lambda: with_model(nn.Sequential(nn.Linear(2, 2), nn.Dropout(0.5)))),
+    ("dropout", "warn", lambda: with_model(nn.Sequential(nn.Linear(2, 2), HandedDropout(0.5, [(2,)], [0])))),
+    ("dropout", "warn", lambda: with_model(nn.MultiheadAttention(2, 1, dropout=0.5))),
     ("within_certificate", "fail", lambda: with_certificate(0.25)),
     ("within_certificate", "fail", lambda: with_certificate(1.0, psnr=0.25)),
     ("within_certificate", "fail", lambda: with_matching_alone(15)),

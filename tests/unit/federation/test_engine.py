@@ -13,6 +13,7 @@ from gradveil.defenses import DEFENSES
 from gradveil.errors import ReplaceLayer, UsageError
 from gradveil.federation import engine
 from gradveil.federation.engine import run_training
+from gradveil.federation.scaffold import Scaffold
 from gradveil.federation.setup import build_federation
 from gradveil.learning.losses import cross_entropy
 from gradveil.models import build_model
@@ -166,6 +167,25 @@ def test_scaffold_is_fedavg_in_its_first_round_and_another_after() -> None:
     assert all(torch.equal(value, plain.weights[name]) for name, value in first.weights.items())
     later, other = (run(settings(rounds=2, clients_per_round=4, aggregation=name)) for name in ("scaffold", "fedavg"))
     assert not torch.allclose(later.weights[FIRST], other.weights[FIRST], atol=1e-6)
+
+
+def test_scaffold_begins_with_zeros_and_counts_every_client(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The server's control variate is the mean over all four clients, of whom a round sees two."""
+    seen: list[tuple[Scaffold, Scaffold]] = []
+    step = Scaffold.after
+
+    def after(self: Scaffold, *more: Any) -> Scaffold:
+        seen.append((self, step(self, *more)))
+        return seen[-1][1]
+
+    monkeypatch.setattr(Scaffold, "after", after)
+    run(settings(rounds=3, aggregation="scaffold"))
+    assert all(float(value.abs().max()) == 0.0 for value in seen[0][0].server.values()) and seen[0][0].own == {}
+    last = seen[-1][1]
+    for name, value in last.server.items():
+        mean = torch.stack([last.control(client)[name] for client in range(4)]).mean(0)
+        assert torch.allclose(value, mean, atol=1e-6), name
+    assert float(last.server[FIRST].abs().max()) > 1e-3
 
 
 def test_local_steps_and_server_optimisers_are_used() -> None:

@@ -212,3 +212,15 @@ def test_buffers_are_averaged_without_the_optimiser() -> None:
     assert server.buffers["bn.running_mean"].tolist() == [7.0, 0.0]
     assert server.buffers["bn.running_var"].tolist() == [1.0, 1.0]
     assert int(server.buffers["bn.num_batches_tracked"]) == 5
+
+
+def test_aggregation_weights_of_honest_clients_change_the_aggregate() -> None:
+    sent = {0: trusted(1.0, 3.0), 1: trusted(5.0, 1.0)}
+    steps = {}
+    for defense in (Weighs(), NoDefense()):
+        reception = receive(sent, defense, SPEC, round_index=2)
+        steps[type(defense)] = Server(WEIGHTS).step(reception, defense, SPEC)
+    weighed, plain = steps[Weighs], steps[NoDefense]
+    assert (weighed.accepted, plain.accepted, weighed.refused) == ((0, 1), (0, 1), {})
+    assert float(weighed.server.weights["layer.weight"][0, 0]) == -2.0  # 3/4 · 1 + 1/4 · 5
+    assert float(plain.server.weights["layer.weight"][0, 0]) == -3.0  # by examples

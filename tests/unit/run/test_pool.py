@@ -9,7 +9,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from typing import Any, NoReturn
@@ -220,9 +220,9 @@ def finished_cells(out: Path) -> list[Path]:
     return [path for path in out.glob("cells/*.json") if re.fullmatch(r"[0-9a-f]{16}\.json", path.name)]
 
 
-def children(process: subprocess.Popen[str]) -> list[Path]:
+def children(pid: int) -> list[Path]:
     """Return the places of a process's children, where the system shows them."""
-    listed = Path(f"/proc/{process.pid}/task/{process.pid}/children")
+    listed = Path(f"/proc/{pid}/task/{pid}/children")
     return [Path("/proc", child) for child in listed.read_text().split()] if listed.exists() else []
 
 
@@ -245,7 +245,7 @@ def killed(out: Path, workers: int) -> dict[Path, int]:
     """Kill the command when it has finished a cell; return what it finished and when, which is not all."""
     first = start(out, workers)
     wait_for(lambda: finished_cells(out) or first.poll() is not None)
-    helpers = children(first)
+    helpers = children(first.pid)
     first.send_signal(signal.SIGKILL)
     finish(first, -signal.SIGKILL)
     wait_for(lambda: all(gone(helper) for helper in helpers), 30)
@@ -288,18 +288,6 @@ def test_a_run_in_processes_ends_with_the_same_bytes(
     monkeypatch.setattr("gradveil.run.pool.do_job", None)  # the work is not done here
     assert main([*COMMAND, "--out", str(tmp_path), "--workers", "2"]) == 0
     check_whole(tmp_path, {}, undisturbed)
-
-
-# Ctrl-C goes to all processes of a terminal; a scheduler or a container tells the first one alone to end.
-@pytest.mark.parametrize(("end", "code"), [(lambda p: os.killpg(p.pid, signal.SIGINT), 130), (lambda p: p.terminate(), 143)])
-def test_all_processes_end_with_one_sentence(end: Callable[[Any], None], code: int, tmp_path: Path) -> None:
-    endless = [word.replace("steps=5,", "steps=1000000,") for word in COMMAND]  # it must not end before it is stopped
-    process = start(tmp_path, 2, endless)
-    wait_for(lambda: len(children(process)) > 1 or process.poll() is not None or not Path("/proc/self").exists())
-    helpers = children(process)
-    end(process)
-    assert finish(process, code) == "stopped; what is finished is kept, and the same command continues\n"
-    wait_for(lambda: all(gone(helper) for helper in helpers), 30)
 
 
 @pytest.mark.parametrize(

@@ -16,9 +16,11 @@ from gradveil.defenses import DEFENSES, build_defense
 from gradveil.errors import DefenseOrder, UsageError
 from gradveil.run.grid import cells_of, check_inputs, check_plan, sources_of
 from gradveil.run.ladders import expand_defense
+from gradveil.study.cell import Cell
 from gradveil.study.document import KEYS, SECTIONS, toml_text
 from gradveil.study.plan import Plan
 from gradveil.study.settings import DEFAULT_DEFENSES
+from gradveil.study.training import Training
 
 DOCS = Path(__file__).resolve().parents[3] / "docs" / "plans.md"
 
@@ -191,6 +193,59 @@ def test_every_text_can_be_written(text: str) -> None:
 )
 def test_a_wrong_plan_gets_one_sentence(text: str, says: str, tmp_path: Path) -> None:
     assert says in complaint(write(tmp_path, text))
+
+
+@pytest.mark.parametrize(
+    ("training", "says"),
+    [
+        ({"local_epochs": 2, "local_steps": [1, 4]}, "local_epochs is 2 and local_steps 4"),
+        ({"minibatch": 8, "local_epochs": 1, "batch_size": [8, 4]}, "set minibatch to at most 4"),
+        ({"minibatch": 2, "batch_size": 8}, "only 2 of the 8 records"),
+        ({"momentum": 0.9, "optimizer": "adam", "local_epochs": 1}, "adam has its own"),
+        ({"shuffle": True, "local_steps": 4}, "count local_epochs instead"),
+        ({"cut": ["cut1"], "local_epochs": 1, "defense": ["none"]}, "leave local_epochs, minibatch and dropout out"),
+    ],
+)
+def test_a_training_that_means_nothing_gets_one_sentence(training: dict[str, Any], says: str) -> None:
+    with pytest.raises(UsageError) as caught:
+        cells_of(Plan.default(**training))
+    assert says in one_sentence(str(caught.value))
+
+
+def test_models_that_cannot_train_so_are_found_before_any_work(tmp_path: Path) -> None:
+    net = tmp_path / "net.py"
+    net.write_text(
+        "from torch import nn\n"
+        "def flat(classes):\n    return nn.Sequential(nn.Flatten(), nn.Linear(64, 4), nn.BatchNorm1d(4), nn.Linear(4, classes))\n"
+    )
+    plan = Plan.default(data="digits", model=f"{net}:flat", batch_size=5, minibatch=2, local_epochs=1, defense=["none"])
+    check_inputs(plan)
+    with pytest.raises(UsageError, match="the last minibatch holds one record, and BatchNorm layer '2' in train mode"):
+        check_inputs(plan.replace(batch_norm="train"))
+    check_inputs(plan.replace(batch_norm="train", minibatch=3))
+    with pytest.raises(UsageError, match="a local step takes one record"):
+        check_inputs(plan.replace(batch_norm="train", minibatch=0, local_epochs=0, batch_size=(1,)))
+    with pytest.raises(UsageError, match="the model has no dropout layer"):
+        check_inputs(plan.replace(dropout=True))
+
+
+def test_epochs_of_an_audit_stand_in_the_table_of_training(tmp_path: Path) -> None:
+    text = "[grid]\nbatch_size = 40\ndefense = 'none'\n[training]\nlocal_epochs = 2\nminibatch = 4\n"
+    text += "shuffle = true\nmomentum = 0.9\n"
+    (cell,) = cells_of(Plan.from_toml(write(tmp_path, text)))
+    assert (cell.shares, cell.training().steps(40), cell.training().sizes(10)) == ("weights", 20, [4, 4, 2] * 2)
+    assert (cell.training().shuffle, cell.training().momentum) == (True, 0.9)
+    utility = Plan.from_toml(write(tmp_path, text + "[utility]\n")).utility
+    assert utility is not None and (utility.local_epochs, utility.minibatch, utility.shuffle) == (1, 16, False)
+
+
+def test_settings_that_came_later_change_no_key_where_they_are_not_used() -> None:
+    content: dict[str, str | int] = {"code": "c", "data": "d", "threads": 1}
+    assert Cell().key(**content) == "3e7c764bfd6db310"
+    assert Training().key(**content) == "291fef95530c1a32"
+    others = {"local_epochs": 1, "minibatch": 1, "shuffle": True, "momentum": 0.5, "dropout": True}
+    keys = {Cell(**{name: value}).key(**content) for name, value in others.items()}  # type: ignore[arg-type]
+    assert len(keys | {Cell().key(**content)}) == 6
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -12,17 +13,19 @@ import torch
 from torch import Tensor
 
 from gradveil.adversary import prefixed, with_prefix
-from gradveil.attacks.adaptive import OFFSET, REFRESH_EVERY, STANCES, StraightThrough, adversary_for
+from gradveil.attacks.adaptive import REFRESH_EVERY, STANCES, adversary_for
 from gradveil.attacks.base import AttackContext
 from gradveil.attacks.engine.execution import COARSE_FROM, Execution, choose_execution
-from gradveil.attacks.engine.labels import recover_labels
+from gradveil.attacks.engine.label_belief import label_hypotheses
 from gradveil.attacks.engine.loop import Outcome, Problem, Refresh, optimise
 from gradveil.attacks.engine.matrix_convolution import quicker
 from gradveil.attacks.engine.objectives import OBJECTIVES
 from gradveil.attacks.engine.optimisers import LBFGS, Adam
 from gradveil.attacks.engine.priors import energy, total_variation
 from gradveil.attacks.engine.smooth_relu import has_relu, sharpness_at, smooth_learner, with_sharpness
+from gradveil.attacks.generic.stances import renewed, renewing_of
 from gradveil.errors import MissingKnowledge, UsageError
+from gradveil.learning.autograd import one_at_a_time
 from gradveil.learning.learner import Learner
 from gradveil.learning.statistics import recover_statistics, statistics_distance
 from gradveil.records import AdversaryModel, Comparison, Knowledge, Observation, Reconstruction
@@ -37,6 +40,9 @@ Labels = Literal["recovered", "joint", "given"]
 LIKELIHOOD = "likelihood"
 STATISTICS = "statistics/"
 SETTLED = 0.9
+
+_Place = tuple[int, int, int]
+"""Of one candidate: its target, its hypothesis about labels, its restart."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,7 +62,7 @@ class Recipe:
         relative: Measure the matching loss in units of its value at the start, so that one prior weight fits every model.
         energy: Weight of the squared distance to grey.
         box: Keep inputs inside [0, 1].
-        labels: ``recovered`` from the update, ``joint`` optimised with the inputs, ``given`` by the threat model.
+        labels: ``recovered`` from the update, all that are plausible for who knows the defense; ``joint`` optimised with the inputs, ``given`` by the threat model.
         stance: How the defense is treated; see `gradveil.attacks.adaptive`.
         smooth_relu: Use the smooth ReLU derivative where the model has ReLUs.
         matching: Weight of the matching term; 0 leaves the prior alone, which is a null baseline.
@@ -150,13 +156,13 @@ def run_recipe(recipe: Recipe, observations: Sequence[Observation], context: Att
 
 def _run_recipe(recipe: Recipe, observations: Sequence[Observation], context: AttackContext) -> list[Reconstruction]:
     first = observations[0]
-    adversary = adversary_for(recipe.stance, first)
+    adversary = adversary_for(recipe.stance, first, context)
     smooth = recipe.smooth_relu and bool(recipe.matching) and has_relu(first.learner)
     learners = tuple(smooth_learner(learner) if smooth else learner for learner in first.learners)
     learners = tuple(quicker(learner, first.input_shape) for learner in learners)
     matching = _Matching(recipe, learners, adversary, adversary.arrives(first).noise_std, smooth)
     steps = context.steps(recipe.steps)
-    leaves, constants = _stack(recipe, adversary, observations, context, smooth)
+    places, leaves, constants = _stack(recipe, adversary, observations, context, smooth)
     count = leaves["inputs"].shape[0]
     execution = choose_execution(
         context.execution,
@@ -166,6 +172,8 @@ def _run_recipe(recipe: Recipe, observations: Sequence[Observation], context: At
         first.examples,
         steps if recipe.matching else 0,
     )
+    if execution.mode == "looped":
+        matching = dataclasses.replace(matching, learners=tuple(one_at_a_time(learner) for learner in learners))
     if recipe.statistics and execution.mode == "compiled":
         # The compiler does not follow the hooks that listen to BatchNorm layers.
         execution = dataclasses.replace(execution, mode="batched")
@@ -190,17 +198,25 @@ def _run_recipe(recipe: Recipe, observations: Sequence[Observation], context: At
     )
     if recipe.matching:
         # Priors and schedules aside: whether the *matching* moved is what tells a working attack from a smoothing filter.
-        _, first_loss = _misfits(matching, leaves, _scheduled(refresh, steps - 1, leaves, constants), execution)
-        _, best_loss = _misfits(matching, outcome.leaves, _scheduled(refresh, steps - 1, outcome.leaves, constants), execution)
+        ends = [(each, _scheduled(refresh, steps - 1, each, constants)) for each in (leaves, outcome.leaves)]
+        renewing = renewing_of(adversary, context)
+        if renewing is not None and renewing.settles:
+            # Weights of entries make two losses comparable only where both have the same.
+            held = renewed(renewing, first.learners, outcome.leaves, constants, context, steps - 1)
+            ends = [(each, {**own, **held}) for each, own in ends]
+        first_loss, best_loss = (_misfits(matching, each, own, execution)[1] for each, own in ends)
         outcome = dataclasses.replace(outcome, first_loss=first_loss, best_loss=best_loss, gradient_norm=slope)
-    return _candidates(recipe, observations, outcome, constants)
+    return _candidates(recipe, observations, outcome, constants, places)
 
 
 def _stack(
     recipe: Recipe, adversary: AdversaryModel, observations: Sequence[Observation], context: AttackContext, smooth: bool
-) -> tuple[Named, Named]:
-    """Draw starts and gather evidence: candidates are ordered target-major, restarts next to each other."""
-    rows_leaves, rows_constants = [], []
+) -> tuple[list[_Place], Named, Named]:
+    """Draw starts and gather evidence: candidates are ordered target-major, then by labels, restarts next to each other.
+
+    All plausible labels begin at the same starts, so that what tells them apart is the labels alone.
+    """
+    places, rows_leaves, rows_constants = [], [], []
     for index, observation in enumerate(observations):
         reference = next(iter(observation.update.weights.values()))
         evidence: Named = {}
@@ -208,8 +224,9 @@ def _stack(
             evidence |= with_prefix(adversary.evidence(observation, round_index), f"{round_index}|")
             if recipe.statistics and recipe.matching:
                 evidence |= with_prefix(_statistics(observation, round_index), f"{round_index}|{STATISTICS}")
-        labels = _labels(recipe, observation)
-        for restart in range(recipe.restarts):
+        choices = _labels(recipe, observation, context)
+        for hypothesis, restart in itertools.product(range(len(choices)), range(recipe.restarts)):
+            labels = choices[hypothesis]
             generator = context.seed.child(recipe.name, recipe.stance, "restart", restart).generator("start", client=index)
             leaves = {"inputs": _start(recipe.start, (observation.examples, *observation.input_shape), generator).to(reference)}
             if labels is None:
@@ -221,9 +238,10 @@ def _stack(
             constants |= {"sharpness": one} if smooth else {}
             constants |= {"tv": one * recipe.tv} if recipe.tv_end is not None else {}
             constants |= {"unit": one} if recipe.relative else {}
+            places.append((index, hypothesis, restart))
             rows_leaves.append(leaves)
             rows_constants.append(constants)
-    return _stack_rows(rows_leaves), _stack_rows(rows_constants)
+    return places, _stack_rows(rows_leaves), _stack_rows(rows_constants)
 
 
 def _statistics(observation: Observation, round_index: int) -> Named:
@@ -263,14 +281,16 @@ def _stack_one(values: list[Tensor]) -> Tensor:
     return first.expand(len(values), *first.shape) if all(value is first for value in values) else torch.stack(values)
 
 
-def _labels(recipe: Recipe, observation: Observation) -> Tensor | None:
+def _labels(recipe: Recipe, observation: Observation, context: AttackContext) -> list[Tensor | None]:
+    """Return what to search with: None where labels are searched for too, those given, or all that are plausible."""
     if recipe.labels == "joint":
-        return None
-    if Knowledge.LABELS in observation.threat.knows and observation.labels is not None:
-        return observation.labels
-    if recipe.labels == "given":
+        return [None]
+    known = Knowledge.LABELS in observation.threat.knows and observation.labels is not None
+    if recipe.labels == "given" and not known:
         raise MissingKnowledge(f"recipe {recipe.name!r} needs to know {Knowledge.LABELS}; grant it or set labels = 'recovered'")
-    return recover_labels(observation)
+    found = label_hypotheses(observation, recipe.stance, context)
+    # Without the matching term labels change nothing.
+    return list(found if recipe.matching else found[:1])
 
 
 def _start(kind: str, shape: tuple[int, ...], generator: torch.Generator) -> Tensor:
@@ -285,48 +305,43 @@ def _start(kind: str, shape: tuple[int, ...], generator: torch.Generator) -> Ten
 def _refresher(
     matching: _Matching, adversary: AdversaryModel, learners: tuple[Learner, ...], context: AttackContext, steps: int
 ) -> Refresh | None:
-    """Return the function that renews sharpness and straight-through offsets, or None where nothing changes."""
-    through = adversary if isinstance(adversary, StraightThrough) and context.simulate is not None else None
+    """Return the function that renews sharpness and what an adversary reads off the dummies, or None where nothing changes."""
+    renewing = renewing_of(adversary, context)
     recipe = matching.recipe
-    if not matching.smooth and through is None and recipe.tv_end is None:
+    last = math.ceil(SETTLED * steps) if renewing is not None and renewing.settles else steps
+    if not matching.smooth and renewing is None and recipe.tv_end is None:
         return None
 
     def refresh(step: int, leaves: Named, constants: Named) -> Named:
-        renewed = dict(constants)
+        fresh = dict(constants)
         if matching.smooth:
-            renewed["sharpness"] = torch.full_like(constants["sharpness"], sharpness_at(step, steps))
+            fresh["sharpness"] = torch.full_like(constants["sharpness"], sharpness_at(step, steps))
         if recipe.tv_end is not None:
             share = min(1.0, step / max(1.0, SETTLED * steps))
-            renewed["tv"] = torch.full_like(constants["tv"], recipe.tv * (recipe.tv_end / recipe.tv) ** share)
-        if through is not None and recipe.matching and (step % REFRESH_EVERY == 0 or step == steps - 1):
-            renewed |= _offsets(through, learners, leaves, constants, context, step)
-        return renewed
+            fresh["tv"] = torch.full_like(constants["tv"], recipe.tv * (recipe.tv_end / recipe.tv) ** share)
+        if renewing is not None and recipe.matching and step < last and (step % REFRESH_EVERY == 0 or step == steps - 1):
+            fresh |= renewed(renewing, learners, leaves, constants, context, step)
+        return fresh
 
     return refresh
 
 
-def _offsets(
-    through: StraightThrough, learners: tuple[Learner, ...], leaves: Named, constants: Named, context: AttackContext, step: int
-) -> Named:
-    targets = leaves["label_logits"].softmax(-1) if "label_logits" in leaves else constants["labels"]
-    per_round = through.offsets(learners, leaves["inputs"].clamp(0, 1), targets, context, step)
-    return {f"{r}|{OFFSET}{n}": v for r, named in enumerate(per_round) for n, v in named.items()}
-
-
 def _tracker(adversary: AdversaryModel, changing: bool, steps: int, context: AttackContext) -> Callable[[int], bool] | None:
     """Losses are comparable only once schedules have settled and, straight-through, where the offset has just been renewed."""
-    through = isinstance(adversary, StraightThrough) and context.simulate is not None
-    if not changing and not through:
+    renewing = renewing_of(adversary, context)
+    if not changing and renewing is None:
         return None
-    settled = min(math.ceil(SETTLED * steps), steps - 1) if changing else 0
-    every = REFRESH_EVERY if through else 1
+    settles = renewing is not None and renewing.settles
+    settled = min(math.ceil(SETTLED * steps), steps - 1) if changing or settles else 0
+    every = 1 if renewing is None or settles else REFRESH_EVERY
     return lambda step: step >= settled and (step % every == 0 or step == steps - 1)
 
 
-def _candidates(recipe: Recipe, observations: Sequence[Observation], outcome: Outcome, constants: Named) -> list[Reconstruction]:
+def _candidates(
+    recipe: Recipe, observations: Sequence[Observation], outcome: Outcome, constants: Named, places: Sequence[_Place]
+) -> list[Reconstruction]:
     found = []
-    for row in range(outcome.leaves["inputs"].shape[0]):
-        target, restart = divmod(row, recipe.restarts)
+    for row, (target, hypothesis, restart) in enumerate(places):
         observation = observations[target]
         leaves = {name: value[row] for name, value in outcome.leaves.items()}
         joint = "label_logits" in leaves
@@ -339,6 +354,7 @@ def _candidates(recipe: Recipe, observations: Sequence[Observation], outcome: Ou
                 target=target,
                 stance=recipe.stance,
                 restart=restart,
+                hypothesis=hypothesis,
                 variables=prefixed(leaves, "unknown/"),
                 first_loss=float(outcome.first_loss[row]),
                 best_loss=float(outcome.best_loss[row]),

@@ -134,7 +134,7 @@ class MixtureAdversary(OpenAdversary):
         noise = variables[NOISE]
 
         def mix(step: int, weights: Named, gradient: Named, inputs: Tensor, targets: Tensor) -> Named:
-            chosen = learner.settings.minibatch_indices(step, noise.shape[0])
+            chosen = learner.rows_at(step, noise.shape[0])
             own = noise if chosen is None else noise[chosen]
             robust = (1 - self.blend) * inputs + self.blend * own
             found = learner.gradient(weights, robust, targets, learner.noise_at(step, chosen))

@@ -241,7 +241,7 @@ class Refiner(Defense):
             return prefixed(state, CENTRE), True
         inputs, settings = state[INPUTS], view.learner.settings
         assert view.batch is not None  # the client shows every step's batch
-        chosen = settings.minibatch_indices(view.step, len(inputs))
+        chosen = view.learner.rows_at(view.step, len(inputs))
         own = inputs if chosen is None else inputs[chosen]
         noise = view.learner.noise_at(view.step, chosen)
         centre = view.learner.gradient(view.weights, own, view.batch.targets, noise)

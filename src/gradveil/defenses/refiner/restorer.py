@@ -104,7 +104,9 @@ def with_contrast(coefficients: Tensor, gram: Tensor, spread: Tensor, most: floa
     return brought
 
 
-def public_pairs(defense: Defense, public: Tensor, learner: Learner, group: int, classes: int, targets: Tensor) -> Tensor:
+def public_pairs(
+    defense: Defense, public: Tensor, learner: Learner, group: int, classes: int, targets: Tensor, draw: int = 0
+) -> Tensor:
     """Return public images (B, C, H, W) as a client with this defense would train on them.
 
     Args:
@@ -114,12 +116,13 @@ def public_pairs(defense: Defense, public: Tensor, learner: Learner, group: int,
         group: Examples of one client, which are refined together.
         classes: Labels there are. Which one a picture gets matters little: they take turns.
         targets: Targets of any example, for their shape and type.
+        draw: Which of the client's draws.
     """
     noise = {name: value.new_zeros((len(value), group, *value.shape[2:])) for name, value in learner.noise.items()}
     own = learner.replace(settings=learner.settings.replace(clients=1), noise=noise)
     turns = torch.arange(len(public), device=public.device) % max(1, classes)
     labels = turns.reshape(-1, *[1] * (targets.ndim - 1)).expand(-1, *targets.shape[1:]).to(targets.dtype)
-    seed, made = Seed(0).child("refiner's restorer"), []
+    seed, made = Seed(0).child("refiner's restorer", *([draw] if draw else [])), []
     for index, start in enumerate(range(0, len(public), group)):
         batch = Batch(public[start : start + group], labels[start : start + group])
         view = ClientView(own, seed.child(index), weights=own.weights, raw_batch=batch, batch=batch)
@@ -128,7 +131,10 @@ def public_pairs(defense: Defense, public: Tensor, learner: Learner, group: int,
 
 
 def restorer_for(defense: Defense, observation: Observation, inputs: Tensor, targets: Tensor) -> Restorer | None:
-    """Return the filter for what an attack found, or None where there are no public pictures to learn it from."""
+    """Return the filter for what an attack found, or None where there are no public pictures to learn it from.
+
+    Where several rounds were seen, what was found is near the mean of as many draws, and so are the pictures it is learned from.
+    """
     public, learner = observation.pictures, observation.learner
     group = max(1, observation.examples // learner.settings.clients)
     if public is None or inputs.ndim != 4 or public.shape[1:] != inputs.shape[1:] or min(inputs.shape[2:]) < LEAST_SIDE:
@@ -140,10 +146,13 @@ def restorer_for(defense: Defense, observation: Observation, inputs: Tensor, tar
     if not bool(torch.isfinite(pictures).all()):
         return None  # one entry that is not finite would spoil every coefficient, and every picture that is filtered
 
-    def make() -> Restorer:
-        return fit_restorer(pictures, public_pairs(defense, pictures, learner, group, observation.classes, targets))
+    rounds = len(observation.updates)
 
-    shape = group, observation.classes, tuple(targets.shape[1:]), targets.dtype
+    def make() -> Restorer:
+        each = [public_pairs(defense, pictures, learner, group, observation.classes, targets, draw) for draw in range(rounds)]
+        return fit_restorer(pictures, torch.stack(each).mean(0) if rounds > 1 else each[0])
+
+    shape = group, observation.classes, tuple(targets.shape[1:]), targets.dtype, rounds
     return _FILTERS.get((content_of(pictures), defense, learner.content, learner.settings, *shape), make)
 
 

@@ -1,0 +1,1 @@
+"""Attackers who know a defense by running it, so that no author can switch them off."""

@@ -1,0 +1,71 @@
+"""How ranks on lists become a level: the largest of several attackers, beside the largest of as many guesses."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from scipy import stats
+
+from gradveil.audit.sensitivity import fit_sensitivity
+from gradveil.metrics import share_of, wilson
+from gradveil.study.levels import Listed, Reach
+from gradveil.study.measures import Bar, Share
+
+__all__ = ["Try", "best_guess", "counted", "of_the_strongest"]
+
+
+@dataclass(frozen=True)
+class Try:
+    """What one attacker made of lists of a kind: ranks of the truth, sizes of lists, and what it named of its own releases."""
+
+    attacker: str
+    informed: bool
+    ranks: Sequence[int]
+    sizes: Sequence[int]
+    rehearsed: float | None
+
+
+def counted(tries: Sequence[Try]) -> Listed:
+    """Count the records that attackers ranked first."""
+    reached = tuple(
+        Reach(
+            attacker=each.attacker,
+            share=share_of(sum(rank == 1 for rank in each.ranks), len(each.ranks)),
+            informed=each.informed,
+            rehearsed=each.rehearsed,
+        )
+        for each in tries
+    )
+    top, best = of_the_strongest([each.share for each in reached])
+    ranks, sizes = tries[best].ranks, tries[best].sizes
+    chance = sum(1 / size for size in sizes) / len(sizes)
+    return Listed(
+        share=top,
+        attacker=reached[best].attacker,
+        null=best_guess("guess", chance, top.n, len(reached)),
+        reached=reached,
+        size=round(sum(sizes) / len(sizes)),
+        sensitivity=fit_sensitivity(ranks, sizes),
+    )
+
+
+def of_the_strongest(reached: Sequence[Share]) -> tuple[Share, int]:
+    """Return the largest share of several attackers and whose it is.
+
+    The lower end allows for having chosen among them (Bonferroni); the upper end is the largest of all.
+    """
+    best = max(range(len(reached)), key=lambda place: (reached[place].value, reached[place].n))
+    top = reached[best]
+    low = wilson(top.count, top.n, 1 - 0.05 / len(reached))[0]
+    high = max(each.high for each in reached)
+    return Share(value=top.value, low=low, high=high, count=top.count, n=top.n), best
+
+
+def best_guess(name: str, chance: float, n: int, attackers: int) -> Bar:
+    """Return what the largest of as many guesses as there were attackers reaches: in the mean, and 19 times of 20 at most."""
+    law = stats.binom(n, chance)
+    none_above = [float(law.cdf(count)) ** attackers for count in range(n + 1)]
+    mean = sum(1 - each for each in none_above) / n
+    high = next(count for count, each in enumerate(none_above) if each >= 0.95)
+    return Bar(null=name, value=mean, high=high / n)

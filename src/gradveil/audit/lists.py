@@ -1,0 +1,168 @@
+"""The lists that an audit hands to attackers: who is on them, around which record, and where the truth ranks."""
+
+from __future__ import annotations
+
+import hashlib
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from gradveil.attacks.listing.hypotheses import Hypotheses
+from gradveil.audit.scene import Subject
+from gradveil.audit.state import order_of_records
+from gradveil.learning.learner import Learner
+from gradveil.randomness import Seed
+from gradveil.tensors import Named
+
+__all__ = ["NEAREST", "Pool", "groups_of", "list_seed", "neighbours"]
+
+NEAREST = 32
+"""Size of the list of those whose updates are nearest."""
+SKETCH = 4096
+
+
+def groups_of(inputs: Tensor) -> Tensor:
+    """Return for every candidate the first one with the very same input: exact duplicates are one candidate."""
+    first: dict[bytes, int] = {}
+    rows = inputs.detach().cpu().contiguous().reshape(len(inputs), -1)
+    keys = [hashlib.sha256(row.numpy().tobytes()).digest() for row in rows]
+    return torch.tensor([first.setdefault(key, place) for place, key in enumerate(keys)])
+
+
+@dataclass(frozen=True)
+class Pool:
+    """All candidates, in an order that tells nothing, and which of them are behind which update.
+
+    Attributes:
+        inputs: (N, ...).
+        labels: (N, ...).
+        groups: (N,) the first candidate with the same input.
+        owners: (N,) whose they are; None where data have no owners.
+        batches: For every update that is attacked, the candidates behind it, in their order.
+    """
+
+    inputs: Tensor
+    labels: Tensor
+    groups: Tensor
+    owners: tuple[str, ...] | None
+    batches: tuple[tuple[int, ...], ...]
+
+    @classmethod
+    def of(cls, subject: Subject, size: int) -> Pool:
+        """Take the attacked records, as many as fit, and others until the list has its size."""
+        order = order_of_records(subject.cell, subject.dataset)
+        each = subject.cell.batch_size * subject.cell.clients
+        attacked = min(len(subject.targets), max(1, size // each))
+        rows = order[: attacked * each] + order[len(subject.indices) :]
+        rows = rows[: max(size, attacked * each)]
+        shuffled = list_seed(subject).numpy("order").permutation(len(rows)).tolist()
+        place = {old: new for new, old in enumerate(shuffled)}
+        listed = [rows[old] for old in shuffled]
+        owners = subject.dataset.owners
+        inputs = subject.own.inputs[listed]
+        return cls(
+            inputs=inputs,
+            labels=subject.dataset.targets[listed],
+            groups=groups_of(inputs),
+            owners=tuple(owners[row] for row in listed) if owners else None,
+            batches=tuple(tuple(place[start + i] for i in range(each)) for start in range(0, attacked * each, each)),
+        )
+
+    def __len__(self) -> int:
+        """Return the number of candidates."""
+        return len(self.inputs)
+
+    @property
+    def records(self) -> list[tuple[int, int]]:
+        """Every attacked record as its update and its candidate."""
+        return [(update, own) for update, batch in enumerate(self.batches) for own in batch]
+
+    def hypotheses(self, seed: Seed, size: int) -> Hypotheses:
+        """Return the list as the attacker gets it, who knows no other record of the update."""
+        return Hypotheses(inputs=self.inputs, labels=self.labels, size=size, seed=seed)
+
+    def lists(self, around: Tensor) -> Tensor:
+        """Return (records, N) the list for each attacked record: those around it, but no other record of its update.
+
+        Args:
+            around: (N, N) which candidates are on the list of each.
+        """
+        found = torch.stack([around[own] for _, own in self.records]).clone()
+        for row, (update, own) in enumerate(self.records):
+            found[row, [other for other in self.batches[update] if other != own]] = False
+        return found
+
+    def alike(self) -> Tensor:
+        """Return (records, N) which candidates are the attacked record itself: those with its very input."""
+        own = torch.tensor([record for _, record in self.records])
+        return self.groups[own][:, None] == self.groups[None]
+
+    def ranks(self, scores: Tensor) -> list[int]:
+        """Return the rank of each attacked record among the candidates on its list; ties count against the attacker.
+
+        Args:
+            scores: (records, N), of the first records or of all; minus infinity where a candidate is not on the list.
+        """
+        alike = self.alike()[: len(scores)]
+        own = scores.masked_fill(~alike, float("-inf")).amax(1, keepdim=True)
+        ahead = (scores >= own) & ~alike & torch.isfinite(scores)
+        return (1 + ahead.sum(1)).tolist()
+
+    def owner_hits(self, scores: Tensor) -> int:
+        """Return for how many records all candidates with the highest score are of their owner."""
+        assert self.owners is not None
+        top = scores >= scores.amax(1, keepdim=True)
+        return sum(
+            {self.owners[int(place)] for place in top[row].nonzero()} == {self.owners[own]}
+            for row, (_, own) in enumerate(self.records[: len(scores)])
+        )
+
+    def commonest_owner(self, listed: Tensor) -> float:
+        """Return how often naming the owner with most records on the list is right."""
+        assert self.owners is not None
+        shares = [max(Counter(self.owners[int(place)] for place in row.nonzero()).values()) / int(row.sum()) for row in listed]
+        return sum(shares) / len(shares)
+
+
+def neighbours(learners: Sequence[Learner], pool: Pool, count: int, seed: Seed) -> Tensor:
+    """Return (N, N) for every candidate itself and those whose undefended updates are nearest to its own, ``count`` in all.
+
+    Distances are those of random sketches of the updates, true to a few parts in a hundred, so that no two updates of a large
+    network need be held at once.
+    """
+    single = [learner.replace(settings=learner.settings.replace(clients=1)) for learner in learners]
+    sketch = _Sketch()
+    rows = []
+    for index in range(len(pool)):
+        row, device = slice(index, index + 1), learners[0].device
+        updates = [each.update(pool.inputs[row].to(device), pool.labels[row].to(device)) for each in single]
+        rows.append(sketch.of(updates, seed))
+    found = torch.stack(rows)
+    nearest = torch.cdist(found, found).fill_diagonal_(-1.0).topk(min(count, len(pool)), largest=False).indices
+    return torch.zeros(len(pool), len(pool), dtype=torch.bool).scatter(1, nearest, True)
+
+
+class _Sketch:
+    """A count sketch: every entry, with a random sign, is added to one of a few numbers."""
+
+    def __init__(self) -> None:
+        self._drawn: tuple[Tensor, Tensor] | None = None
+
+    def of(self, updates: Sequence[Named], seed: Seed) -> Tensor:
+        flat = torch.cat([value.detach().reshape(-1).cpu() for update in updates for value in update.values()]).double()
+        if len(flat) <= SKETCH:
+            return flat
+        if self._drawn is None:
+            generator = seed.generator("sketch")
+            places = torch.randint(SKETCH, flat.shape, generator=generator)
+            self._drawn = places, torch.randint(2, flat.shape, generator=generator).double() * 2 - 1
+        places, signs = self._drawn
+        return torch.zeros(SKETCH, dtype=torch.float64).index_add(0, places, flat * signs)
+
+
+def list_seed(subject: Subject) -> Seed:
+    """Return the root of all that lists of a cell draw."""
+    return Seed(subject.cell.seed).child("list")
