@@ -58,6 +58,7 @@ def test_without_a_guard_no_process_is_started_and_one_sentence_says_so(tmp_path
     done: list[str] = []
     monkeypatch.setattr(pool, "_in_processes", lambda todo, *_: done.append(f"{len(todo)} in processes"))
     monkeypatch.setattr(pool, "_one_by_one", lambda todo, *_: done.append(f"{len(todo)} here"))
+    monkeypatch.setattr(pool, "load_run", lambda out: None)
     plan = Plan.default(records=2, defense=["none", "dgp"], data="digits", model="mlp(hidden=8)", device="cpu")
     monkeypatch.setattr(pool, "starts_again_in_workers", lambda: True)
     with pytest.warns(UserWarning, match="put the call under that line to use all cores"):
