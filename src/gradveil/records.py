@@ -182,10 +182,8 @@ class ThreatModel:
         }
         names = {item: str(item) for item in Knowledge}
         if self.sees != "update":
-            names |= {
-                Knowledge.ARCHITECTURE: "architecture and weights of the party's bottom model",
-                Knowledge.EXAMPLES: "number of records behind the embedding",
-            }
+            names[Knowledge.ARCHITECTURE] = "architecture and weights of the party's bottom model"
+            names[Knowledge.EXAMPLES] = "number of records behind the embedding"
         known = [name for item, name in names.items() if item in self.knows]
         unknown = [name for item, name in names.items() if item not in self.knows]
         return [
