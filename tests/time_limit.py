@@ -2,8 +2,8 @@
 
 Counted are the seconds a processor works for the test, here and in processes that it started and waited for, not those on the
 wall: that another program keeps the machine busy is no fault of a test. What is set up for several tests counts for the first of
-them, apart from what that test does itself. A test that makes torch import what it needs to map functions has more time: none is to
-blame for being the first, and on a busy machine that alone takes most of it.
+them, apart from what that test does itself. A test that makes torch import what it needs to map functions has more time: none is
+to blame for being the first, and on a busy machine that alone takes most of it.
 """
 
 from __future__ import annotations
