@@ -25,11 +25,9 @@ SKETCH = 4096
 
 
 def groups_of(inputs: Tensor) -> Tensor:
-    """Return for every candidate the first one with the very same input: exact duplicates are one candidate."""
+    """Return for every candidate the first one with the very same input, whatever its label: they are one record."""
     first: dict[bytes, int] = {}
-    rows = inputs.detach().cpu().contiguous().reshape(len(inputs), -1)
-    keys = [hashlib.sha256(row.numpy().tobytes()).digest() for row in rows]
-    return torch.tensor([first.setdefault(key, place) for place, key in enumerate(keys)])
+    return torch.tensor([first.setdefault(_key(row), place) for place, row in enumerate(inputs)])
 
 
 @dataclass(frozen=True)
@@ -52,23 +50,23 @@ class Pool:
 
     @classmethod
     def of(cls, subject: Subject, size: int) -> Pool:
-        """Take the attacked records, as many as fit, and others until the list has its size."""
+        """Take the attacked records, as many as fit, and others until the list has its size; exact duplicates are listed once."""
         order = order_of_records(subject.cell, subject.dataset)
         each = subject.cell.batch_size * subject.cell.clients
-        attacked = min(len(subject.targets), max(1, size // each))
-        rows = order[: attacked * each] + order[len(subject.indices) :]
-        rows = rows[: max(size, attacked * each)]
-        shuffled = list_seed(subject).numpy("order").permutation(len(rows)).tolist()
-        place = {old: new for new, old in enumerate(shuffled)}
-        listed = [rows[old] for old in shuffled]
-        owners = subject.dataset.owners
-        inputs = subject.own.inputs[listed]
+        attacked = order[: each * min(len(subject.targets), max(1, size // each))]
+        same = _same_as(subject, [*attacked, *order[len(subject.indices) :]], attacked, size)
+        kept = list(dict.fromkeys(same.values()))
+        rows = [kept[i] for i in list_seed(subject).numpy("order").permutation(len(kept))]
+        place = {row: new for new, row in enumerate(rows)}
+        owners, inputs = subject.dataset.owners, subject.own.inputs[rows]
         return cls(
             inputs=inputs,
-            labels=subject.dataset.targets[listed],
+            labels=subject.dataset.targets[rows],
             groups=groups_of(inputs),
-            owners=tuple(owners[row] for row in listed) if owners else None,
-            batches=tuple(tuple(place[start + i] for i in range(each)) for start in range(0, attacked * each, each)),
+            owners=tuple(owners[row] for row in rows) if owners else None,
+            batches=tuple(
+                tuple(place[same[row]] for row in attacked[start : start + each]) for start in range(0, len(attacked), each)
+            ),
         )
 
     def __len__(self) -> int:
@@ -125,6 +123,22 @@ class Pool:
         assert self.owners is not None
         shares = [max(Counter(self.owners[int(place)] for place in row.nonzero()).values()) / int(row.sum()) for row in listed]
         return sum(shares) / len(shares)
+
+
+def _same_as(subject: Subject, order: Sequence[int], attacked: Sequence[int], size: int) -> dict[int, int]:
+    """Return attacked rows and others, ``size`` distinct ones, each with the first row of the same input and label."""
+    first: dict[bytes, int] = {}
+    found: dict[int, int] = {}
+    for place, row in enumerate(order):
+        if place >= len(attacked) and len(first) >= size:
+            break
+        key = _key(subject.own.inputs[row]) + _key(subject.dataset.targets[row])
+        found[row] = first.setdefault(key, row)
+    return found
+
+
+def _key(value: Tensor) -> bytes:
+    return hashlib.sha256(value.detach().cpu().contiguous().numpy().tobytes()).digest()
 
 
 def neighbours(learners: Sequence[Learner], pool: Pool, count: int, seed: Seed) -> Tensor:

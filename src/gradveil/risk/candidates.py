@@ -1,24 +1,15 @@
-"""A finite list of candidates as the attacker's prior: how often a guess hits (κ), and the attack that matches the bounds.
-
-The list is handed in, so this is a tool of audits and no attack of an ensemble: a server that only sees updates has no such list.
-"""
+"""A finite list of candidates as the attacker's prior: how often a guess hits (κ)."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from gradveil.defenses.base import Defense
-from gradveil.defenses.chain import chain, parts_of
-from gradveil.defenses.dp_sgd import DPSGD
-from gradveil.defenses.gaussian_noise import GaussianNoise
 from gradveil.errors import UsageError
-from gradveil.tensors import Named
 
-__all__ = ["Prior", "candidate_scores", "closeness_prior", "flat", "identification_prior", "strict_hits", "without_noise"]
+__all__ = ["Prior", "closeness_prior", "identification_prior"]
 
 CHUNK_ENTRIES = 2**24
 
@@ -101,55 +92,3 @@ def _most_neighbours(rows: Tensor, error: float) -> int:
         near = distance.square() / rows.shape[1] <= 4 * error * (1 + 1e-9)
         most = max(most, int(near.sum(1).max()))
     return most
-
-
-def without_noise(defense: Defense) -> Defense:
-    """Return the defense up to its last Gaussian noise, with all such noise off: the share of a record in what is released."""
-    kept: list[Defense] = []
-    noisy = 0
-    for part in parts_of(defense):
-        if isinstance(part, GaussianNoise) and part.std > 0:
-            part, noisy = replace(part, std=0.0), len(kept) + 1
-        elif isinstance(part, DPSGD) and part.noise_multiplier:
-            part, noisy = replace(part, noise_multiplier=0.0), len(kept) + 1
-        kept.append(part)
-    return chain(*kept[: noisy or len(kept)])
-
-
-def flat(updates: Sequence[Named]) -> Tensor:
-    """Return all entries of the updates of all rounds as one vector."""
-    return torch.cat([value.detach().reshape(-1) for update in updates for value in update.values()])
-
-
-def candidate_scores(releases: Tensor, shares: Iterable[Tensor]) -> Tensor:
-    """Return how well each candidate explains each release: Σ_t <g_t(z), y_t> - |g_t(z)|² / 2.
-
-    With Gaussian noise this is the log-likelihood up to a constant, so the highest score is the best answer that any attacker
-    with this list can give for one record in an update. Where every share is clipped to the same norm it is the inner product
-    alone (Hayes, Mahloujifar and Balle 2023).
-
-    Args:
-        releases: (N, P) noisy releases, all rounds in a row.
-        shares: What each candidate would have sent without the noise, (P,) each; made one by one, so that they need not fit
-            together.
-
-    Returns:
-        (N, M) scores.
-    """
-    columns = []
-    for share in shares:
-        if share.shape != releases.shape[1:]:
-            raise UsageError(f"a candidate's share has shape {tuple(share.shape)} and the releases {tuple(releases.shape[1:])}")
-        wide = share.to(releases)
-        columns.append((releases @ wide).double() - wide.double().square().sum() / 2)
-    if not columns:
-        raise UsageError("there are no candidates, so no attacker can be asked to point one out")
-    return torch.stack(columns, dim=1)
-
-
-def strict_hits(scores: Tensor, truth: Sequence[int]) -> Tensor:
-    """Return for each release whether its own candidate scores above all others; ties count against the attacker."""
-    index = torch.as_tensor(truth, device=scores.device).reshape(-1, 1)
-    own = scores.gather(1, index)
-    others = scores.scatter(1, index, float("-inf"))
-    return own.squeeze(1) > others.amax(1)

@@ -117,7 +117,7 @@ def list_size(place: str, value: Any) -> str:
     if isinstance(value, bool):
         return ("off", "auto")[value]
     if isinstance(value, int) or str(value).strip().isdecimal():
-        count = whole(0)(place, int(value))
+        count: int = whole(0)(place, int(value))
         if count == 1:
             raise UsageError(f"{place} is 1; a list needs at least 2 candidates, or give off")
         return str(count) if count else "off"

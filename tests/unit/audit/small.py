@@ -8,7 +8,7 @@ from gradveil.audit.scene import Subject, build_subject, load_cell_data
 from gradveil.data import Dataset
 from gradveil.study.cell import Cell
 
-CELL = Cell(data="digits", model="mlp(hidden=16)", records=4, ensemble="linear_layer")
+CELL = Cell(data="digits", model="mlp(hidden=16)", records=4, ensemble="linear_layer", lists="off")
 
 
 @functools.cache

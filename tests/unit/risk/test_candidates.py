@@ -1,20 +1,12 @@
-"""κ from a list of candidates, and the attack that has that list."""
+"""κ from a list of candidates."""
 
 from __future__ import annotations
 
 import pytest
 import torch
 
-from gradveil.defenses import build_defense
 from gradveil.errors import UsageError
-from gradveil.risk.candidates import (
-    candidate_scores,
-    closeness_prior,
-    flat,
-    identification_prior,
-    strict_hits,
-    without_noise,
-)
+from gradveil.risk.candidates import closeness_prior, identification_prior
 
 
 def test_guessing_hits_one_in_all() -> None:
@@ -66,43 +58,8 @@ def test_duplicates_are_one_neighbourhood() -> None:
         (lambda: closeness_prior(torch.zeros(0, 3), 0.1), "at least one candidate"),
         (lambda: closeness_prior(torch.full((2, 3), float("nan")), 0.1), "finite"),
         (lambda: closeness_prior(torch.zeros(2, 3), float("nan")), "error at least 0"),
-        (lambda: candidate_scores(torch.zeros(2, 3), []), "no candidates"),
-        (lambda: candidate_scores(torch.zeros(2, 3), [torch.zeros(4)]), "share has shape"),
     ],
 )
 def test_senseless_input_gets_one_sentence(call: object, words: str) -> None:
     with pytest.raises(UsageError, match=words):
         call()  # type: ignore[operator]
-
-
-def test_the_score_is_the_likelihood() -> None:
-    generator = torch.Generator().manual_seed(2)
-    shares, releases = torch.randn(5, 7, generator=generator), torch.randn(3, 7, generator=generator)
-    scores = candidate_scores(releases, list(shares))
-    distance = (releases[:, None] - shares).square().sum(2)
-    expected = (releases.square().sum(1, keepdim=True) - distance) / 2
-    assert torch.allclose(scores, expected.double(), atol=1e-5)
-
-
-def test_ties_count_against_the_attacker() -> None:
-    scores = torch.tensor([[1.0, 0.5, 0.5], [0.2, 0.7, 0.7], [0.0, 0.0, 3.0]])
-    assert strict_hits(scores, [0, 1, 2]).tolist() == [True, False, True]
-    assert strict_hits(torch.tensor([[2.0]]), [0]).tolist() == [True]
-
-
-def test_flat_goes_through_rounds_and_names() -> None:
-    update = {"a": torch.tensor([[1.0, 2.0]]), "b": torch.tensor(3.0)}
-    assert flat([update, update]).tolist() == [1, 2, 3, 1, 2, 3]
-
-
-@pytest.mark.parametrize(
-    ("spelling", "quiet"),
-    [
-        ("clipping(bound=2) + gaussian_noise(std=3) + top_k", "clipping(bound=2) + gaussian_noise(std=0)"),
-        ("data_noise + dp_sgd(bound=2) + pruning", "data_noise + dp_sgd(bound=2, noise_multiplier=0)"),
-        ("gaussian_noise(std=1) + clipping + gaussian_noise(std=1)", "gaussian_noise(std=0) + clipping + gaussian_noise(std=0)"),
-        ("clipping", "clipping"),
-    ],
-)
-def test_the_share_is_what_would_be_sent_without_noise(spelling: str, quiet: str) -> None:
-    assert without_noise(build_defense(spelling)) == build_defense(quiet)

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.func import vmap
 
-from gradveil.adversary import with_prefix
+from gradveil.adversary import OBSERVED, with_prefix
 from gradveil.attacks.base import AttackContext
 from gradveil.attacks.engine.matrix_convolution import quicker
 from gradveil.attacks.listing.client import ListClient
@@ -32,6 +32,8 @@ LAW_HOLDS = 0.05
 SHORTLIST = 8
 LEAST = 8
 COMPARED_ENTRIES = 2**24
+BLOCK = 32
+COLUMNS = 2**22
 
 
 def own_evidence(
@@ -143,16 +145,27 @@ class _Scorer:
         first = observations[0]
         learners = _doubled(first)
         seen = [_seen(observation) for observation in observations]
-        columns, told = [], None
-        for index in range(len(self.hypotheses)):
-            inputs, labels = _batch(self.hypotheses, index, learners[0].device)
-            replayed = [first.adversary.replay(learner, inputs, labels, {}) for learner in learners]
-            replayed = [{n: v.detach() for n, v in each.items()} for each in replayed]
-            found, told = _compared(first.adversary, seen, replayed)
+        columns, told, plain = [], None, False
+        entries = sum(value.numel() for each in first.updates for value in each.weights.values())
+        block = max(1, min(BLOCK, COMPARED_ENTRIES // max(1, entries)))
+        for start in range(0, len(self.hypotheses), block):
+            many = [self._replayed(first, learners, i) for i in range(start, min(start + block, len(self.hypotheses)))]
+            if start == 0:
+                plain = _is_plain(first.adversary, seen[0], many[0])
+            if plain:
+                found, told = _distances(seen, many)
+            else:
+                parts = [_compared(first.adversary, seen, each) for each in many]
+                found, told = torch.stack([part for part, _ in parts], 1), parts[0][1]
             columns.append(found)
         assert told is not None
-        residuals = torch.stack(columns, 1)
+        residuals = torch.cat(columns, 1)
         return _Energies(residuals, told[0], told[1], torch.zeros(residuals.shape[:2], dtype=torch.bool))
+
+    def _replayed(self, first: Observation, learners: Sequence[Learner], index: int) -> list[Named]:
+        inputs, labels = _batch(self.hypotheses, index, learners[0].device)
+        found = [first.adversary.replay(learner, inputs, labels, {}) for learner in learners]
+        return [{n: v.detach() for n, v in each.items()} for each in found]
 
     def _pair_by_pair(self, observations: Sequence[Observation]) -> _Energies:
         batches = [_batch(self.hypotheses, index, observations[0].learner.device) for index in range(len(self.hypotheses))]
@@ -188,6 +201,37 @@ def _unlike(residuals: Named, observed: Named) -> Tensor:
         both, own = both + (ours * theirs).sum(1).cpu(), own + ours.square().sum(1).cpu()
         seen = seen + theirs.square().sum(1).cpu()
     return 1 - both.square() / (own * seen).clamp_min(TINY)
+
+
+def _is_plain(adversary: AdversaryModel, seen: list[Named], replayed: list[Named]) -> bool:
+    """Whether the model compares what was seen with what is replayed entry by entry, as they are."""
+    for evidence, simulated in zip(seen, replayed, strict=True):
+        found = adversary.compare(evidence, simulated, {})
+        if found.simulated.keys() != simulated.keys() or found.observed.keys() != simulated.keys():
+            return False
+        if any(found.simulated[n] is not v or found.observed[n] is not evidence.get(OBSERVED + n) for n, v in simulated.items()):
+            return False
+    return True
+
+
+def _distances(seen: list[list[Named]], many: list[list[Named]]) -> tuple[Tensor, tuple[Tensor, Tensor]]:
+    """Return what `_compared` does of a few candidates (R, b, L) by products of matrices."""
+    found, sizes, entries = [], [], []
+    for index, tensors in enumerate(many[0]):
+        for name, like in tensors.items():
+            distance, square = like.new_zeros(len(seen), len(many)), like.new_zeros(len(seen))
+            step = max(1, COLUMNS // len(seen))
+            for start in range(0, like.numel(), step):
+                part = slice(start, start + step)
+                y = torch.stack([each[index][OBSERVED + name].reshape(-1)[part] for each in seen]).double()
+                s = torch.stack([each[index][name].reshape(-1)[part] for each in many])
+                own = y.square().sum(1)
+                distance += own[:, None] + s.square().sum(1) - 2 * y @ s.T
+                square += own
+            found.append(distance.clamp_min(0).cpu())
+            sizes.append(square.cpu())
+            entries.append(float(like.numel()))
+    return torch.stack(found, 2), (torch.stack(sizes, 1), torch.tensor(entries, dtype=torch.float64))
 
 
 def _compared(adversary: AdversaryModel, seen: list[list[Named]], replayed: list[Named]) -> tuple[Tensor, tuple[Tensor, Tensor]]:
