@@ -17,6 +17,7 @@ from gradveil.attacks import Attack, AttackContext, Ensemble, Referee, informed_
 from gradveil.audit.certified import certify, guarantee_of
 from gradveil.audit.gap import Explained, explain, gap_of
 from gradveil.audit.judge import Scored, best_by_truth, null_rows, per_recipe, score, select
+from gradveil.audit.label_level import label_level
 from gradveil.audit.materials import Materials
 from gradveil.audit.regions import region_of_cell
 from gradveil.audit.risks import Scores, risk_of_cell
@@ -35,6 +36,7 @@ from gradveil.storage.partial import PartialWork
 from gradveil.study.cell import Cell
 from gradveil.study.codec import decode
 from gradveil.study.kept import KeptCell
+from gradveil.study.levels import Levels
 from gradveil.study.measures import Bar
 from gradveil.study.results import Bars, CellResult, Record, Region, Regret, Sent, Threat, Timing
 from gradveil.study.results import Defense as DefenseResult
@@ -191,6 +193,7 @@ def _judge(
         plain=summaries.get("plain"),
         informed=summaries.get("informed"),
         gap=gap_of(explained, selected.rank),
+        levels=Levels(label=label_level(subject, context)),
         region=region if isinstance(region, Region) else None,
         regret=_regret(selected, best),
         attackers=tuple(attackers),

@@ -138,6 +138,7 @@ def fit_counts(features: Tensor, counts: Tensor) -> tuple[Tensor, float]:
     Returns:
         (K + 1,) coefficients, the constant last, and the standard deviation of what they leave on releases held out.
     """
+
     def design(x: Tensor) -> Tensor:
         return torch.cat([x.flatten(0, 1), torch.ones_like(x.flatten(0, 1)[:, :1])], 1)
 
