@@ -235,7 +235,8 @@ class WhatArrives:
         incomplete: Whether this attacker knows less than the whole defense of what was seen here; the row is flagged.
         least_protected_round: Index of the round seen that is protected least, for attacks that read one round only.
         label_evidence: Reads the label of one example off the last bias of that round, whichever update of this client it came
-            with; None, or None as its answer, reads the bias as the gradient it is without a defense.
+            with; classes it finds equally likely are told apart by the rest of the layer. None, or None as its answer, reads the
+            bias as the gradient it is without a defense.
         equal_weights: Whether loud tensors that tell little drown quiet ones that tell much, so that a search should weigh
             all tensors alike.
         plain_search: Whether the search is, step by step, that of an attacker who ignores the defense.
@@ -367,7 +368,6 @@ class Reconstruction:
         recipe: Name of the attack recipe that made it.
         stance: How the recipe treated the defense: plain, informed, straight_through, averaged, zero_mask.
         restart: Which of the recipe's restarts.
-        hypothesis: Which of the plausible labels it was searched with, the most probable being 0.
         variables: The defense's unknowns as fitted.
         unfinished: Inputs before the informed attacker's finishing touch, where it had one; what the update was matched with.
         first_loss: Objective at the start.
@@ -376,6 +376,7 @@ class Reconstruction:
         steps: Optimisation steps spent.
         status: finished, stopped early, not finite.
         oracle_labels: True when true labels were handed in.
+        hypothesis: Which of the plausible labels it was searched with, the most probable being 0.
     """
 
     inputs: Tensor
@@ -384,7 +385,6 @@ class Reconstruction:
     target: int = 0
     stance: str = "plain"
     restart: int = 0
-    hypothesis: int = 0
     variables: Named = field(default_factory=dict)
     unfinished: Tensor | None = None
     first_loss: float = float("nan")
@@ -393,6 +393,7 @@ class Reconstruction:
     steps: int = 0
     status: str = "finished"
     oracle_labels: bool = False
+    hypothesis: int = 0
 
     def replace(self, **changes: Any) -> Reconstruction:
         """Return a copy with some fields changed."""

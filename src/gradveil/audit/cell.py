@@ -17,6 +17,7 @@ from gradveil.attacks import Attack, AttackContext, Ensemble, informed_twins, la
 from gradveil.audit.certified import certify, guarantee_of
 from gradveil.audit.gap import Explained, explain, gap_of
 from gradveil.audit.judge import Referees, Scored, best_by_truth, per_recipe, score, select, select_plain
+from gradveil.audit.label_level import label_level
 from gradveil.audit.list_level import list_level
 from gradveil.audit.materials import Materials
 from gradveil.audit.nulls import bars, derangements, null_rows
@@ -212,7 +213,7 @@ def _judge(
         checks=tuple(run_checks(evidence)),
         bytes=_bytes(subject),
         certificate=certificate,
-        levels=Levels(listed=list_level(subject), owners=owners),
+        levels=Levels(label=label_level(subject, context), listed=list_level(subject), owners=owners),
         risk=_risk(risk, records, rows, selected) if risk else None,
         unavailable={"region": region} if isinstance(region, str) else {},
     )

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from gradveil.adversary import MASK, OBSERVED, OpenAdversary, prefixed
 from gradveil.defenses.base import DEFENSES, ClientView, DefenseCard, State
+from gradveil.defenses.parts.label_evidence import among_the_zeros
 from gradveil.defenses.parts.sparse_update import SparseUpdateDefense, ZeroedEntriesAdversary
 from gradveil.errors import UsageError
 from gradveil.learning.learner import GradientHook, Learner
@@ -57,9 +58,15 @@ class DGPAdversary(ZeroedEntriesAdversary):
     error_feedback: bool = True
 
     def arrives(self, observation: Observation) -> WhatArrives:
-        """Say that it is incomplete also for later rounds: what is fed back is estimated there instead of replayed."""
+        """Say that it is incomplete also for later rounds: what is fed back is estimated there instead of replayed.
+
+        The label of one example is among the zeros of the last bias, its entry being the largest.
+        """
         told, later = super().arrives(observation), any(update.round > 0 for update in observation.updates)
-        return told.replace(incomplete=told.incomplete or (self.error_feedback and later))
+        return told.replace(
+            incomplete=told.incomplete or (self.error_feedback and later),
+            label_evidence=among_the_zeros if self.largest and not _takes_steps(observation.learner) else None,
+        )
 
     def evidence(self, observation: Observation, round_index: int) -> Named:
         """Return one gradient's share of the update, and the mask of its entries that are not zero."""

@@ -14,6 +14,7 @@ from gradveil.adversary import OpenAdversary
 from gradveil.defenses.base import DEFENSES, ClientView, Defense, DefenseCard, State
 from gradveil.defenses.clipping import SCOPES, Scope
 from gradveil.defenses.example_clipping import ClippedExamplesAdversary, clip_each
+from gradveil.defenses.parts.label_evidence import label_under_noise
 from gradveil.errors import UsageError
 from gradveil.learning.learner import GradientHook, Learner
 from gradveil.records import Observation, WhatArrives
@@ -86,7 +87,7 @@ class DPSGDAdversary(ClippedExamplesAdversary):
         whole = noise_on_sum(observation.learner.weights, self.bound, self.noise_multiplier, self.scope)
         std = accumulated_noise(observation, lambda size: whole / (self.expected_batch or size))
         bent = settings.shares != "gradient" and (settings.optimizer != "sgd" or len(step_sizes(observation)) > 1)
-        return told.replace(exact=frozenset, noise_std=std, incomplete=bent)
+        return told.replace(exact=frozenset, noise_std=std, incomplete=bent, label_evidence=label_under_noise(std))
 
     def on_examples(self, learner: Learner, variables: Named) -> GradientHook:
         """Clip along the leading axis, differentiably, and divide by what the client divides by."""

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from gradveil.adversary import OpenAdversary
 from gradveil.defenses.base import DEFENSES, ClientView, Defense, DefenseCard, State
+from gradveil.defenses.parts.label_evidence import label_under_noise
 from gradveil.records import Observation, Update, WhatArrives
 from gradveil.study.checks import check_number
 from gradveil.tensors import check_finite
@@ -27,8 +28,12 @@ class NoisyUpdateAdversary(OpenAdversary):
     std: float
 
     def arrives(self, observation: Observation) -> WhatArrives:
-        """Tell the noise on every entry; the mean over the clients of a secure aggregate has less of it."""
-        return super().arrives(observation).replace(exact=frozenset, noise_std=self.std / math.sqrt(observation.threat.clients))
+        """Tell the noise on every entry, and how likely it makes each label.
+
+        The mean over the clients of a secure aggregate has less of it.
+        """
+        std = self.std / math.sqrt(observation.threat.clients)
+        return super().arrives(observation).replace(exact=frozenset, noise_std=std, label_evidence=label_under_noise(std))
 
 
 @DEFENSES.register(

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from gradveil.adversary import OpenAdversary
 from gradveil.defenses.base import DEFENSES, ClientView, Defense, DefenseCard, State
+from gradveil.defenses.parts.label_evidence import label_under_noise
 from gradveil.records import Observation, Update, WhatArrives
 from gradveil.study.checks import check_number
 from gradveil.tensors import Named, check_finite
@@ -100,7 +101,7 @@ class PercentileNoiseAdversary(OpenAdversary):
         seen = torch.cat([value.reshape(-1) for value in observation.update.weights.values()])
         share = self.share / math.sqrt(observation.threat.clients)
         std = estimate_scale(seen, share, self.percentile) or None
-        return super().arrives(observation).replace(exact=frozenset, noise_std=std)
+        return super().arrives(observation).replace(exact=frozenset, noise_std=std, label_evidence=label_under_noise())
 
 
 @DEFENSES.register(

@@ -2,7 +2,7 @@
 
 A defense may hold at one level and not at another, so each has its own attackers, null, interval and limit. The picture is what
 `CellResult.identified` always meant; label and list stand here, with both upper levels counted by owner where data have owners.
-`gradveil.audit.labels_level` and `gradveil.audit.list_level` measure them.
+`gradveil.audit.label_level` and `gradveil.audit.list_level` measure them.
 """
 
 from __future__ import annotations

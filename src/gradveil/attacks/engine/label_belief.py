@@ -51,6 +51,7 @@ WITH_EACH = 192
 MOST_PICTURES = 8
 SKETCH = 1024
 """Entries of each tensor that stand for it when releases are compared."""
+TINY = 1e-300
 FIRST_DRAW = 10_000_000
 """Draws of the client's randomness beyond those that searches make."""
 
@@ -95,8 +96,8 @@ def label_hypotheses(observation: Observation, stance: str, context: AttackConte
 def informed_belief(observation: Observation, context: AttackContext, *, ask_author: bool = True) -> Belief:
     """Return what an attacker who can run the defended client believes about the labels.
 
-    Cost: nothing where the last bias arrived as it was; else up to 64 updates of the client, and two more per class (fewer classes:
-    192 in all) where rows do not tell, once for all updates of one client.
+    Cost: nothing where the last bias arrived as it was; else up to 64 updates of the client and, where rows do not tell, two more
+    per class (about 192 in all with few classes), once for all updates of one client.
 
     Args:
         observation: What was seen.
@@ -204,11 +205,10 @@ class _Simulated:
         total = torch.zeros_like(releases[0].update.weights[self._layer][0], dtype=torch.float64)
         for each, own in zip(releases, labels, strict=True):
             weight = each.update.weights[self._layer].double()
-            size = weight.norm()
-            total = total + (weight[own.reshape(-1).to(weight.device)].mean(0) - weight.mean(0)) / torch.where(
-                size > 0, size, 1.0
-            )
-        return total / total.norm().clamp_min(1e-300)
+            apart = weight[own.reshape(-1).to(weight.device)].mean(0) - weight.mean(0)
+            total = total + apart / weight.norm().clamp_min(TINY)
+        found: Tensor = total / total.norm().clamp_min(TINY)
+        return found
 
     def _features(self, observation: Observation, ask_author: bool) -> Tensor:
         update = observation.update.weights

@@ -64,8 +64,13 @@ def label_scores(observation: Observation, *, informed: bool = False) -> Tensor 
     """
     if isinstance(observation.learner, EmbeddingLearner):
         return None  # an embedding (B, features) is no classifier layer, even where B is the number of classes
+    plain = _plain_scores(observation.clearest if informed else plainest(observation))
     own = own_scores(observation) if informed else None
-    return _plain_scores(observation.clearest if informed else plainest(observation)) if own is None else own
+    if own is None or plain is None:
+        return plain
+    tied = own == own.min()
+    # Where its attacker cannot tell several classes apart, the plain reading decides among them.
+    return own if int(tied.sum()) == 1 else torch.where(tied, plain - plain.max() - 1, own - own.min())
 
 
 def own_scores(observation: Observation) -> Tensor | None:
@@ -86,7 +91,7 @@ def last_bias(observation: Observation) -> Tensor | None:
 
 
 def plainest(observation: Observation) -> Observation:
-    """Return the same with one round: the first whose last bias sums to zero, as an untouched one does, else the nearest to it."""
+    """Return one round: the first whose last bias sums to zero, as an untouched one does, else the nearest to it."""
     if len(observation.updates) == 1:
         return observation
     rounds = [

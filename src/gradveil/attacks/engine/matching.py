@@ -62,7 +62,8 @@ class Recipe:
         relative: Measure the matching loss in units of its value at the start, so that one prior weight fits every model.
         energy: Weight of the squared distance to grey.
         box: Keep inputs inside [0, 1].
-        labels: ``recovered`` from the update, all that are plausible for who knows the defense; ``joint`` optimised with the inputs, ``given`` by the threat model.
+        labels: ``recovered`` from the update, where a stance knows the defense all that are plausible; ``joint`` optimised with
+            the inputs; ``given`` by the threat model.
         stance: How the defense is treated; see `gradveil.attacks.adaptive`.
         smooth_relu: Use the smooth ReLU derivative where the model has ReLUs.
         matching: Weight of the matching term; 0 leaves the prior alone, which is a null baseline.
