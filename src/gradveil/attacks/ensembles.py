@@ -340,7 +340,9 @@ def line_up(ensemble: Ensemble, observation: Observation, context: AttackContext
             # `informed_twins`.
             stances = [stance for stance in stances if stance != "informed"]
         here = [member.attack.with_stance(stance) for stance in stances]
-        more: list[Attack | None] = [with_statistics(attack, observation) for attack in here if attack.stance in ("plain", "informed")]
+        more: list[Attack | None] = [
+            with_statistics(attack, observation) for attack in here if attack.stance in ("plain", "informed")
+        ]
         if ensemble.by_round:
             more += [by_round(attack, observation, fresh=context.random_defense) for attack in here]
         attacks += [*here, *(attack for attack in more if attack is not None)]

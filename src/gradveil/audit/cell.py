@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from gradveil.attacks import Attack, AttackContext, Ensemble, Referee, informed_twins, launch, line_up, resolve
 from gradveil.audit.certified import certify, guarantee_of
 from gradveil.audit.gap import Explained, explain, gap_of
+from gradveil.audit.informed import INFORMED_STANCES, informed_by
 from gradveil.audit.judge import Scored, best_by_truth, null_rows, per_recipe, score, select
 from gradveil.audit.materials import Materials
 from gradveil.audit.regions import region_of_cell
@@ -107,7 +108,8 @@ def run_cell(
         peak_memory_mb=resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024,
         **_latency(subject),
     )
-    return MeasuredCell(replace(result, key=key, timing=timing), pictures)
+    asked = max(attack.cost().steps for attack in attacks)
+    return MeasuredCell(replace(result, key=key, timing=timing, asked_steps=asked), pictures)
 
 
 class _Counter:
@@ -166,7 +168,7 @@ def _judge(
         "selected": score(subject, kept),
         "best_by_truth": score(subject, best_by_truth(subject, candidates)),
     }
-    for name, stances in (("plain", ("plain",)), ("informed", ("informed", "straight_through", "averaged", "zero_mask"))):
+    for name, stances in (("plain", ("plain",)), ("informed", INFORMED_STANCES)):
         restricted = select(subject, candidates, referee, stances)
         rows[name] = score(subject, restricted[0]) if restricted else None
     selected, best = rows["selected"], rows["best_by_truth"]
@@ -190,6 +192,7 @@ def _judge(
         best_by_truth=summaries["best_by_truth"],
         plain=summaries.get("plain"),
         informed=summaries.get("informed"),
+        informed_by=informed_by(subject, candidates),
         gap=gap_of(explained, selected.rank),
         region=region if isinstance(region, Region) else None,
         regret=_regret(selected, best),
