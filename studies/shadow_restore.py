@@ -111,7 +111,7 @@ def measured(images: Tensor, targets: Tensor, classes: int, public: dict[str, Te
         pairs = {kind: (clean, public_pairs(defense, clean, learner, when)) for kind, clean in public.items()}
         found = {"nothing": noisy}
         if len(public) > 1 or "X-rays" not in public:
-            found["subtracting the recipe"] = ShadowAdversary(defense)._subtracted(learner, noisy, targets, when)
+            found["subtracting the recipe"] = ShadowAdversary(defense).subtracted(learner, noisy, targets, when)
         found |= filters(noisy, height, pairs)
         scores: dict[str, list[float]] = {
             n: v.tolist() if n.startswith("believed") else psnr(v, images) for n, v in found.items()

@@ -5,14 +5,14 @@
   difference is an offset renewed every few steps.
 * averaged: the same over many draws of a random defense (expectation over transformation, Athalye et al. 2018).
 * zero_mask: compares only where what was seen is not exactly zero, which undoes every kind of pruning without knowing which.
-* magnitudes, robust, learned: ways to compare that survive what is done to single entries (`gradveil.attacks.generic.stances`). Each
-  runs only where it tells the truth from other inputs clearly better than comparing values does, which the attacker measures on
-  public inputs of its own sent through the client's code.
+* magnitudes, robust, learned: ways to compare that survive what is done to single entries (`gradveil.attacks.generic.stances`).
+  Each runs only where it tells the truth from other inputs clearly better than comparing values does, which the attacker measures
+  on public inputs of its own sent through the client's code.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 
 import torch
@@ -174,7 +174,12 @@ def confusions(probe: Probe) -> dict[str, float]:
         "magnitudes": lambda raw, sent: Comparison({n: v.abs() for n, v in raw.items()}, {n: v.abs() for n, v in sent.items()}),
         "robust": _compare_robustly,
     }
-    return {name: probe.confusion(lambda _, way=way: way) for name, way in ways.items()} | {"learned": probe.confusion(learned)}
+    found = {name: probe.confusion(_always(way)) for name, way in ways.items()}
+    return {**found, "learned": probe.confusion(learned)}
+
+
+def _always(way: Compare) -> Callable[[int], Compare]:
+    return lambda _: way
 
 
 def _compare_robustly(raw: Named, sent: Named) -> Comparison:

@@ -58,8 +58,8 @@ class AttackContext:
         simulate: The client's defended code on the attacker's own data, where the defense is known.
         progress: Called with the number of candidate-steps done since the last call.
         random_defense: Whether the known defense draws randomness.
-        own: Inputs (P, B, ...) and targets (P, B) of the attacker's own, each what one observation comes from, to find out what the
-            client's code does.
+        own: Inputs (P, B, ...) and targets (P, B) of the attacker's own, each what one observation comes from, to find out what
+            the client's code does.
         watch: Called after every step of a gradient-matching recipe with the number of steps and the best leaves so far, one row
             per target and restart; for studies of how attacks converge.
         observe: The same as all that would be seen, payloads included; also where nothing is done to the update.

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from gradveil.attacks import Attack, AttackContext, Ensemble, informed_twins, launch, line_up, resolve
 from gradveil.audit.certified import certify, guarantee_of
 from gradveil.audit.gap import Explained, explain, gap_of
+from gradveil.audit.informed import informed_by
 from gradveil.audit.judge import Referees, Scored, best_by_truth, per_recipe, score, select, select_plain
 from gradveil.audit.label_level import label_level
 from gradveil.audit.list_level import list_level
@@ -109,7 +110,8 @@ def run_cell(
         peak_memory_mb=resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024,
         **_latency(subject),
     )
-    return MeasuredCell(replace(result, key=key, timing=timing), pictures)
+    asked = max(attack.cost().steps for attack in attacks)
+    return MeasuredCell(replace(result, key=key, timing=timing, asked_steps=asked), pictures)
 
 
 class _Counter:
@@ -202,6 +204,7 @@ def _judge(
         plain=summaries.get("plain"),
         informed=summaries["selected"] if "informed" in rows else None,
         informed_gain=_gain(rows),
+        informed_by=informed_by(subject, candidates),
         gap=gap_of(explained, selected.rank),
         duplicates=len(subject.candidates) - subject.distinct,
         region=region if isinstance(region, Region) else None,

@@ -13,6 +13,7 @@ from torch import nn
 
 from gradveil.attacks.referee import Referee, Verdict
 from gradveil.audit.gap import Explained
+from gradveil.audit.informed import check_informed_moved, check_informed_ran
 from gradveil.audit.judge import Scored
 from gradveil.audit.scene import Subject
 from gradveil.learning.dropout import HandedDropout, dropout_layers
@@ -82,6 +83,8 @@ def run_checks(evidence: Evidence) -> list[Check]:
         _regret,
         _nobody_ahead,
         _informed,
+        _informed_ran,
+        _informed_moved,
         _dropout,
         _within_certificate,
     )
@@ -322,6 +325,14 @@ def _informed(evidence: Evidence) -> Check:
             "The generic attackers (straight-through, averaging, zero mask) cover the rest as well as they can.",
         )
     return _check("informed_complete", "ok", "The informed attacker knows the whole defense.")
+
+
+def _informed_ran(evidence: Evidence) -> Check:
+    return check_informed_ran(evidence.subject, evidence.candidates)
+
+
+def _informed_moved(evidence: Evidence) -> Check:
+    return check_informed_moved(evidence.subject, evidence.candidates)
 
 
 def _dropout(evidence: Evidence) -> Check:

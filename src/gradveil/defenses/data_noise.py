@@ -23,9 +23,9 @@ __all__ = ["DataNoise", "NoisyDataAdversary"]
 class NoisyDataAdversary(OpenAdversary):
     """Knows that the update is exact, for noisy inputs: inverts those, then takes the noise off the finished image.
 
-    Over several rounds one input is fitted to draws that differ; what is found is near their mean, and denoised as that. The
-    attacker then says that it is incomplete. Inputs that are not images (B, C, H, W) are left as they are: nothing is known about them that
-    noise does not also have.
+    Over several rounds one input is fitted to draws that differ; what is found is near their mean, and denoised as that.
+    The attacker then says that it is incomplete. Inputs that are not images (B, C, H, W) are left as they are: nothing is known
+    about them that noise does not also have.
     """
 
     std: float

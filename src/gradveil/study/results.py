@@ -243,24 +243,17 @@ class Utility:
 
 @dataclass(frozen=True, kw_only=True)
 class CellResult:
-    """One cell of the plan's grid, measured; docs/results-format.md says what each part means."""
+    """One cell of the plan's grid, measured; docs/results-format.md says what each part means.
+
+    ``informed_by`` says whose searches ``informed`` is made of: ``own`` (the defense's own attacker's among them), ``generic``
+    (only those that need no author), ``none``; empty where there was nothing to know, or the file is older. ``asked_steps`` is
+    the most steps an attacker asked for, 0 in older files.
+    """
 
     KEYS = (
         *("format", "key", "cell", "defense", "threat", "n", "candidates", "chance", "selected", "best_by_truth", "plain"),
-        *(
-            "informed",
-            "informed_gain",
-            "levels",
-            "gap",
-            "power",
-            "duplicates",
-            "region",
-            "regret_db",
-            "attackers",
-            "nulls",
-            "bar",
-            "records",
-        ),
+        *("informed", "informed_gain", "informed_by", "asked_steps"),
+        *("levels", "gap", "power", "duplicates", "region", "regret_db", "attackers", "nulls", "bar", "records"),
         *("checks", "bytes", "certificate", "risk", "utility"),
     )
     format = CELL_FORMAT
@@ -277,6 +270,8 @@ class CellResult:
     plain: Summary | None = None
     informed: Summary | None = None
     informed_gain: Paired | None = field(default=None, metadata=OMITTED)
+    informed_by: str = field(default="", metadata=OMITTED)
+    asked_steps: int = field(default=0, metadata=OMITTED)
     levels: Levels | None = field(default=None, metadata=OMITTED)
     gap: Gap | None = field(default=None, metadata=OMITTED)
     power: Power | None = field(default=None, metadata=OMITTED)
@@ -322,6 +317,17 @@ class CellResult:
         """The named, frozen ensemble that attacked; where its steps were capped, that is part of its name."""
         name, cap = self.settings.said("ensemble") or "the ensemble of this run", self.settings.said("steps")
         return f"{name} cut off after {cap:,} steps" if cap else str(name)
+
+    @property
+    def capped(self) -> bool:
+        """Whether attackers had fewer steps than they asked for; of an older file, whether there was a cap."""
+        cap = self.settings.said("steps") or 0
+        return bool(cap) and (not self.asked_steps or cap < self.asked_steps)
+
+    @property
+    def moved(self) -> bool:
+        """Whether searches of those who know the defense went anywhere; true of an older file, which does not say."""
+        return all(check.level == "ok" for check in self.checks if check.name == "informed_moved")
 
     @property
     def failures(self) -> tuple[Check, ...]:

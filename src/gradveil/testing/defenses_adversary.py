@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 from torch.func import grad, grad_and_value, vmap
 
+from gradveil.adversary import OpenAdversary
 from gradveil.attacks.engine.execution import Execution
 from gradveil.attacks.engine.loop import Problem, optimise
 from gradveil.attacks.engine.optimisers import Adam
@@ -27,6 +28,11 @@ GUESSES = 4
 FIT_STEPS = 60
 ENOUGH = 0.9
 """Share of (truth, guess) pairs in which the truth must leave the smaller residual."""
+
+ARRIVES = 1e-6
+"""Unexplained shares below this are those of rounding."""
+BETTER = 0.9
+"""Share of what comparing updates leaves unexplained that an attacker who knows the defense may leave at most."""
 
 LOCAL_TRAINING = TrainingSettings(shares="weights", local_steps=2, learning_rate=0.05)
 
@@ -197,6 +203,64 @@ def _fitted_residuals(seen: list[Observation], candidates: list[Tensor], targets
     return [each.tolist() for each in found.split(count)]
 
 
+def adversary_undoes_something(defense: Defense, scene: Scene) -> None:
+    """Where more than scale is changed, the attacker's comparison coincides better at the truth than comparing updates does.
+
+    An attacker who searches as one who ignores the defense makes it look strong, whatever it is worth. Excused are those who
+    know the law of the noise, since their search maximises its likelihood, and those who say that they are incomplete, since
+    their rows are flagged.
+    """
+    card = type(defense).card
+    strongest = at(defense, card.ladder[-1]) if card.ladder else defense
+    told = []
+    for one in dict.fromkeys((defense, strongest)):
+        plain, own, excuse = _left_at_truth(one, scene)
+        if plain < ARRIVES:
+            told.append("what arrives is what was computed, but for its scale")
+        elif excuse:
+            told.append(excuse)
+        else:
+            require(
+                own < BETTER * plain,
+                f"{one} changes {plain:.2g} of the update, and its attacker leaves {own:.2g} unexplained at the truth, so "
+                "informed: none ran; let adversary() replay the defense (on_gradient, on_update) or compare what survives it (compare)",
+            )
+            return
+    raise NotApplicable(told[-1])
+
+
+def _left_at_truth(defense: Defense, scene: Scene) -> tuple[float, float, str]:
+    """Return the share of the update that the truth leaves unexplained, in the mean, to plain and own attackers, and any excuse.
+
+    Scale is free for both, and so are the unknowns of the defense's own.
+    """
+    plain, own, excuse = 0.0, 0.0, ""
+    for seed in range(TRUTHS):
+        raw = draw_batch(seed)
+        observation = scene.observe(defense, seed, raw)
+        told = observation.adversary.arrives(observation)
+        if told.noise_std is not None:
+            excuse = "the attacker knows the noise, and searches by its likelihood"
+        elif told.incomplete:
+            excuse = "the attacker says itself that it is incomplete"
+        truth = scene.trained(defense, seed, raw).inputs
+        plain += _unexplained(OpenAdversary(), observation, truth, raw.targets, {})
+        replayed = raw.inputs if told.raw_inputs else truth
+        variables = _evidence(observation)[1]
+        ((fitted,),) = _fitted_residuals([observation], [replayed[None]], [raw.targets])
+        own += min(fitted, _unexplained(observation.adversary, observation, replayed, raw.targets, variables))
+    return plain / TRUTHS, own / TRUTHS, excuse
+
+
+def _unexplained(adversary: AdversaryModel, seen: Observation, inputs: Tensor, targets: Tensor, variables: Named) -> float:
+    """Return one minus the squared cosine between the two sides of a comparison."""
+    evidence, learner = adversary.evidence(seen, 0), seen.learner
+    both = adversary.compare(evidence, adversary.replay(learner, inputs, targets, variables), variables)
+    left, right = (torch.cat([side[n].double().reshape(-1) for n in both.simulated]) for side in (both.simulated, both.observed))
+    size = left.square().sum() * right.square().sum()
+    return float(1 - (left @ right).square() / size) if float(size) > 0 else float(bool(left.any()) or bool(right.any()))
+
+
 def _evidence(observation: Observation) -> tuple[Named, Named]:
     generator = torch.Generator().manual_seed(3)
     adversary = observation.adversary
@@ -210,4 +274,5 @@ ADVERSARY_CHECKS = (
     exact_is_exact,
     noise_is_as_told,
     adversary_prefers_the_truth,
+    adversary_undoes_something,
 )

@@ -80,3 +80,9 @@ def simulator(learners: tuple[Learner, ...], defense: str) -> Callable[[Tensor, 
 
 def make_context(budget: int = 20, **changes: Any) -> AttackContext:
     return AttackContext(**{"seed": Seed(5), "budget": budget, "execution": "batched", **changes})
+
+
+def own_inputs(count: int = 8, *, size: int = 1, seed: int = 50, dtype: torch.dtype = torch.float64) -> tuple[Tensor, Tensor]:
+    """Return what an attacker tries the client's code on: inputs (P, B, ...) and targets (P, B)."""
+    batches = [make_batch(size, seed=seed + place, dtype=dtype) for place in range(count)]
+    return torch.stack([each.inputs for each in batches]), torch.stack([each.targets for each in batches])

@@ -10,10 +10,14 @@ from pathlib import Path
 import pytest
 
 from gradveil.attacks import ATTACKS, ENSEMBLES, Ensemble, informed_twins, launch, line_up, resolve
-from gradveil.attacks.adaptive import DRAWS, REFRESH_EVERY
+from gradveil.attacks.adaptive import CLEARER, DRAWS, FIRST_STANCES, REFRESH_EVERY, STANCES
 from gradveil.attacks.engine.matching import SETTLED
 from gradveil.attacks.engine.smooth_relu import sharpness_at
 from gradveil.attacks.ensembles import names
+from gradveil.attacks.generic.probe import FLOOR, PRIOR
+from gradveil.attacks.generic.probe import MOST as PROBES
+from gradveil.attacks.generic.rounds import ByRound
+from gradveil.attacks.generic.stances import LEAST_SCALE, OUTLIER, PASSES
 from gradveil.attacks.inverting_gradients import InvertingGradients
 from gradveil.attacks.peeling import FEATURE_SHARE, ROUND, ROUNDS, SHARP, SPREAD, Peeling
 from gradveil.client.update import run_client
@@ -22,7 +26,7 @@ from gradveil.errors import UsageError
 from gradveil.randomness import Seed
 from gradveil.records import ORDINARY, Knowledge, ThreatModel
 from gradveil.registry import config_of
-from tests.unit.attacks.scenes import make_batch, make_context, make_learner, observe, simulator
+from tests.unit.attacks.scenes import make_batch, make_context, make_learner, observe, own_inputs, simulator
 
 GOLDEN = json.loads((Path(__file__).parents[2] / "golden" / "attacks.json").read_text())
 
@@ -39,6 +43,8 @@ def spelled(ensemble: Ensemble) -> str:
         "settled": SETTLED,
         "sharpness": [sharpness_at(s, 10) for s in (0, 10)],
     }
+    if ensemble.by_round:
+        shared["by_round"] = [CLEARER, FLOOR, PRIOR, PROBES, OUTLIER, LEAST_SCALE, PASSES]
     if any(isinstance(member.attack, Peeling) for member in ensemble.members):
         shared["peeling"] = [ROUNDS, ROUND, FEATURE_SHARE, SHARP, *SPREAD]
     return json.dumps({"members": members, "rehearsals": ensemble.rehearsals, "shared": shared}, sort_keys=True)
@@ -61,16 +67,17 @@ def test_a_changed_setting_changes_the_digest() -> None:
 
 
 def test_short_names_mean_the_newest_version(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert resolve("quick").name == "quick-3" and resolve("standard").name == "standard-3"
+    assert resolve("quick").name == "quick-4" and resolve("standard").name == "standard-4"
+    assert resolve("strong").name == "strong-1"
     assert resolve("standard-1") is ENSEMBLES["standard-1"]
-    for version in ("quick-4", "quick-10"):
+    for version in ("quick-5", "quick-10"):
         monkeypatch.setitem(ENSEMBLES, version, dataclasses.replace(ENSEMBLES["quick-1"], name=version))
     assert resolve("quick").name == "quick-10"
 
 
 @pytest.mark.parametrize(
     ("wrong", "words"),
-    [("quik", "did you mean 'quick-3'"), ("inverting_gradient", "did you mean 'inverting_gradients'"), ("zzz", "known: ")],
+    [("quik", "did you mean 'quick-4'"), ("inverting_gradient", "did you mean 'inverting_gradients'"), ("zzz", "known: ")],
 )
 def test_an_unknown_name_is_answered_with_the_nearest(wrong: str, words: str) -> None:
     with pytest.raises(UsageError, match=words):
@@ -157,3 +164,55 @@ def test_weighing_tensors_alike_is_for_updates_that_drown_the_quiet_ones(model: 
         assert new == [*old, *more]
         assert [(attack.title, attack.stance) for attack in more] == ([("smooth_layers", "informed")] if asked else [])
     assert not seen.adversary.arrives(seen.replace(payloads=())).equal_weights  # nobody sees factors in a secure aggregate
+
+
+def steps_of(name: str, seen: object, context: object) -> int:
+    attacks = line_up(resolve(name), seen, context)  # type: ignore[arg-type]
+    return sum(attack.cost().steps * attack.cost().restarts for attack in attacks)
+
+
+@pytest.mark.parametrize("defense", ["none", "gaussian_noise(std=0.001)", "data_noise(std=0.1)", "pruning(rate=0.9)"])
+def test_against_the_defenses_of_the_first_audit_the_new_quick_costs_no_more(defense: str) -> None:
+    learner = make_learner()
+    seen = observe(learner, make_batch(), defense)
+    code = None if defense == "none" else simulator((learner,), defense)
+    context = make_context(simulate=code, own=own_inputs(), random_defense="noise" in defense)
+    assert steps_of("quick-4", seen, context) == steps_of("quick-3", seen, context) > 0
+
+
+def test_what_is_learned_from_the_clients_code_costs_a_quarter_more_at_most_for_each() -> None:
+    for before, now in (("quick-3", "quick-4"), ("standard-3", "standard-4")):
+        old, new = ENSEMBLES[before].members, ENSEMBLES[now].members
+        assert [m.attack for m in old] == [m.attack for m in new]
+        assert all(m.stances == (STANCES if o.stances == FIRST_STANCES else o.stances) for o, m in zip(old, new, strict=True))
+    quick = ENSEMBLES["quick-4"]
+    (added,) = [m for m in quick.members if m.stances == STANCES]
+    # Of the stances there were, plain, informed, one of two kinds of straight through and the mask can run together.
+    before = sum(m.attack.cost().steps * min(len(m.stances), 4) for m in ENSEMBLES["quick-2"].members[:4])
+    assert added.attack.cost().steps <= 0.25 * before
+
+
+def test_the_patient_ensemble_takes_four_times_the_steps_twice_the_starts_and_every_stance() -> None:
+    standard, strong = ENSEMBLES["standard-4"].members, ENSEMBLES["strong-1"].members
+    for one, more in zip(standard, strong, strict=True):
+        assert type(one.attack) is type(more.attack) and set(one.stances) <= set(more.stances)
+        for name, factor in (("steps", 4), ("restarts", 2)):
+            assert getattr(more.attack, name, 0) == factor * getattr(one.attack, name, 0)
+    assert sum(set(more.stances) == set(STANCES) for more in strong) == 6
+    assert resolve("strong", "embedding").name == "strong-1"
+
+
+def test_rounds_are_taken_one_by_one_where_a_defense_draws_anew() -> None:
+    learner, batch = make_learner(), make_batch()
+
+    def titles(defense: str, ensemble: str, rounds: int, random: bool) -> list[str]:
+        seen = observe(learner, batch, defense, rounds=(learner,) * (rounds - 1))
+        attacks = line_up(resolve(ensemble), seen, make_context(random_defense=random))
+        return [f"{each.title}/{each.stance}" for each in attacks if isinstance(each, ByRound)]
+
+    both = ["smooth_to_sharp/plain", "stay_smooth/plain"]
+    assert titles("data_noise(std=0.2)", "quick-4", 3, True) == both
+    assert titles("data_noise(std=0.2)", "quick-3", 3, True) == [], "a published version never changes"
+    assert titles("data_noise(std=0.2)", "quick-4", 1, True) == []
+    assert titles("pruning(rate=0.9)", "quick-4", 3, False) == [], "one input explains all rounds"
+    assert titles("gaussian_noise(std=0.1)", "quick-4", 3, True) == [], "likelihoods of rounds multiply"

@@ -347,7 +347,7 @@ def observed(defense: Shadow, given: Batch) -> tuple[Observation, Tensor]:
     return observation, result.trained_batch.inputs
 
 
-def test_the_informed_attacker_takes_noise_off() -> None:
+def test_subtracting_by_the_recipe_takes_noise_off_where_the_shadow_can_be_followed() -> None:
     # Dark enough that nothing is clamped, and a shadow that the attacker can follow.
     given = batch()
     given = given.replace(inputs=0.2 + 0.5 * given.inputs)
@@ -356,7 +356,7 @@ def test_the_informed_attacker_takes_noise_off() -> None:
     adversary = observation.adversary
     assert isinstance(adversary, ShadowAdversary) and not adversary.arrives(observation).incomplete
     assert adversary.arrives(observation).plain_search
-    cleaned = adversary.finish(Reconstruction(noisy, given.targets, "perfect"), observation).inputs
+    cleaned = adversary.subtracted(observation.learner, noisy, given.targets, 0)
     before, after = ((each - given.inputs).square().mean() for each in (noisy, cleaned))
     assert float(after) < 0.9 * float(before)
     late = observation.replace(updates=tuple(update.__class__(update.weights, 3, round=7) for update in observation.updates))

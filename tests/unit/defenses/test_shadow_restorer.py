@@ -87,15 +87,14 @@ def test_it_is_not_the_smoothing_that_helps() -> None:
     assert errors[0] < 0.8 * errors[1], errors
 
 
-def test_pictures_of_another_kind_are_noticed_and_left_to_the_recipe() -> None:
+def test_pictures_of_another_kind_are_noticed_and_left_alone() -> None:
     defense, pictures = shadow(latent_steps=1, fit_steps=0, foreground=0.0), public()
     noise = torch.rand((2, 3, SIZE, SIZE), generator=Seed(1).generator("unlike"))
     unlike = (noise > 0.5).float()
     restorer = fit_restorer(pictures, public_pairs(defense, pictures, learner(SIZE), 0), 0.19, Seed(0).generator("units"))
     assert not bool(restorer.clean(unlike, 0.19)[1].any())
     assert bool(restorer.clean(pictures, 0.19)[1].all()) and TOO_MUCH > 1
-    alone = finished(observation_of(defense), unlike)
-    assert torch.equal(finished(observation_of(defense, 0, pictures), unlike), alone)
+    assert torch.equal(finished(observation_of(defense, 0, pictures), unlike), unlike)
 
 
 @pytest.mark.parametrize(
@@ -103,12 +102,14 @@ def test_pictures_of_another_kind_are_noticed_and_left_to_the_recipe() -> None:
     [None, public(7), torch.zeros(20, 1, SIZE, SIZE), torch.zeros(20, 3, SIZE, SIZE + 1), torch.zeros(20, 3, SIZE, SIZE)],
     ids=["none", "few", "grey", "other size", "black"],
 )
-def test_without_pictures_to_learn_from_it_subtracts(pictures: Tensor | None) -> None:
+def test_without_pictures_to_learn_from_it_is_no_worse_than_the_plain_attacker(pictures: Tensor | None) -> None:
     defense = shadow(latent_steps=1, fit_steps=0, foreground=0.0)
     noisy = trained_on(defense, photographs(2), 0)
     found = finished(observation_of(defense, 0, pictures), noisy)
-    assert bool(torch.isfinite(found).all())
-    assert torch.equal(found, finished(observation_of(defense), noisy))
+    if pictures is not None and not bool(pictures.any()):
+        assert bool(torch.isfinite(found).all())  # there were some, and they taught next to nothing
+    else:
+        assert torch.equal(found, noisy)
 
 
 def test_one_filter_serves_a_round_and_is_made_again_for_another(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,8 +1,8 @@
 """What an attacker learns about a defense by running the client's code on public inputs of its own.
 
-Nobody has to describe a defense to be found out: of P own inputs the attacker knows both the raw update and the defended one. From
-these pairs follow, entry by entry, how much of the raw value arrives and how much else (`Reliance`), and for any way of comparing
-whether it tells the truth from other inputs better than comparing values does (`Probe.confusion`).
+Nobody has to describe a defense to be found out: of P own inputs the attacker knows both the raw update and the defended one.
+From these pairs follow, entry by entry, how much of the raw value arrives and how much else (`Reliance`), and for any way of
+comparing whether it tells the truth from other inputs better than comparing values does (`Probe.confusion`).
 
 Letters: P own inputs (each one client's whole batch), R rounds seen.
 """
@@ -40,7 +40,7 @@ Compare = Callable[[Named, Named], Comparison]
 
 @dataclass(frozen=True)
 class Reliance:
-    """How entries of the raw update arrive: ``sent ≈ gain · raw`` with an error of standard deviation ``1 / weight``, up to a unit."""
+    """How entries of the raw update arrive: ``sent ≈ gain · raw``, with an error of deviation ``1 / weight`` up to a unit."""
 
     gain: Named
     weight: Named
@@ -90,7 +90,7 @@ class Probe:
         return Reliance(gains, {name: (value * unit).to(gains[name]) for name, value in weights.items()})
 
     def confusion(self, compare_of: Callable[[int], Compare]) -> float:
-        """Return how near the truth stays to other inputs of the same label: its distance over theirs, in the median over own inputs.
+        """Return how near other inputs of the same label come: the truth's distance over theirs, in the median over own inputs.
 
         Zero where the two sides coincide at the truth alone, one where the truth cannot be told from any other picture.
 
@@ -162,7 +162,7 @@ def _run(learners: Sequence[Learner], context: AttackContext) -> Probe | None:
     labels = targets.repeat_interleave(count, 0)
     crossed = raw_updates(learners[0], pictures, labels)
     parted = {name: value.reshape(count, count, *value.shape[1:]) for name, value in crossed.items()}
-    return Probe(*(tuple(_detached(each) for each in side) for side in (raw, sent)), _detached(parted))
+    return Probe(tuple(map(_detached, raw)), tuple(map(_detached, sent)), _detached(parted))
 
 
 def _detached(named: Named) -> Named:

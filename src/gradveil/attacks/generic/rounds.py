@@ -119,7 +119,7 @@ def _best(candidates: Sequence[Reconstruction], targets: int) -> list[Reconstruc
 
 
 def _aligned(rounds: Sequence[Reconstruction], by: Sequence[Reconstruction] | None = None) -> Tensor:
-    """Return inputs (R, B, ...) with the examples of every round in the order of the first, by least squared distance of ``by``."""
+    """Return inputs (R, B, ...), the examples of every round in the order of the first, by least squared distance of ``by``."""
     guide = [each.inputs for each in by or rounds]
     ordered = [rounds[0].inputs]
     for each, own in zip(rounds[1:], guide[1:], strict=True):

@@ -86,11 +86,11 @@ class Magnitudes(OpenAdversary):
 class Robust(Renewing):
     """Weighs each entry by (1 + (r / 3 σ)²)⁻², with r its residual and σ that of its tensor: Geman and McClure's estimator.
 
-    σ is the median absolute residual over .6745, taken from the dummies as they are, at the scale that fits them best; so it falls
-    as the search goes on, and entries that were replaced stand out more and more. Weights are renewed as straight-through offsets
-    are, and held once schedules have settled.
+    σ is the median absolute residual over .6745, taken from the dummies as they are, at the scale that fits them best; so it
+    falls as the search goes on, and entries that were replaced stand out more and more. Weights are renewed as straight-through
+    offsets are, and held once schedules have settled.
 
-    Cost: one raw update for each renewal. Known weakness: where more than half of a tensor was replaced, the median is that of lies.
+    Cost: one raw update for each renewal. Known weakness: where more than half of a tensor was replaced, the median is of lies.
     """
 
     settles: ClassVar[bool] = True

@@ -1,4 +1,4 @@
-"""The attacker who knows the shadow defense: inverts the noisy image, then takes the noise off with a filter or by the recipe."""
+"""The attacker who knows the shadow defense: inverts the noisy image, then takes the noise off with a filter."""
 
 from __future__ import annotations
 
@@ -96,10 +96,11 @@ class ShadowAdversary(OpenAdversary):
     of one sign and at a known height, shows itself.
 
     Without public pictures, or where the filter takes off more than the noise can be because it met another kind of picture, it
-    solves for x by iteration from x = y, ``x ← (x + y - N(x)) / 2``: shadows of its own, fitted to the current x and the global
-    model, make N. What it does not know is where the client's latent codes started. So it makes N from several starts, and
-    subtracts no more of their mean than they have in common (`common_share`): if starts mattered little all of it, if they
-    decided everything next to nothing. Of the iterates it keeps, per image, the one that explains y best.
+    leaves y as it is. The recipe alone does not help: `subtracted` solves for x by iteration from x = y,
+    ``x ← (x + y - N(x)) / 2``, with shadows of its own, fitted to the current x and the global model, that make N. What it does
+    not know is where the client's latent codes started. So it makes N from several starts, and subtracts no more of their mean
+    than they have in common (`common_share`); of the iterates it keeps, per image, the one that explains y best. That was further
+    from the truth than y.
 
     The noise of later rounds holds earlier rounds' maps, of models and shadows the attacker may not have seen: there it uses
     the maps of the round itself and says that it is incomplete.
@@ -120,7 +121,7 @@ class ShadowAdversary(OpenAdversary):
         return super().arrives(observation).replace(incomplete=later)
 
     def finish(self, reconstruction: Reconstruction, observation: Observation) -> Reconstruction:
-        """Filter the noise off with what public pictures taught, or subtract what the client would have added to what is left."""
+        """Filter the noise off with what public pictures taught; where nothing was learned, keep what was found."""
         found, public, when = reconstruction.inputs, observation.pictures, observation.update.round
         if found.ndim != 4 or found.shape[1] not in (1, 3):
             return reconstruction
@@ -128,15 +129,10 @@ class ShadowAdversary(OpenAdversary):
         if public is not None and len(public) >= FEWEST and public.shape[1:] == found.shape[1:] and min(found.shape[2:]) >= LEAST:
             restorer = _restorer(self.defense, public, observation.learner, when)
             filtered, believed = restorer.clean(found.detach().clamp(0, 1), _height(self.defense, when))
-        if bool(believed.all()):
-            return reconstruction.replace(inputs=filtered)
-        clients = observation.learner.settings.clients
-        learner = observation.learner.replace(settings=observation.learner.settings.replace(clients=1))
-        parts = zip(found.chunk(clients), reconstruction.targets.chunk(clients), strict=True)
-        subtracted = torch.cat([self._subtracted(learner, inputs, targets, when) for inputs, targets in parts])
-        return reconstruction.replace(inputs=torch.where(believed[:, None, None, None], filtered, subtracted))
+        return reconstruction.replace(inputs=torch.where(believed[:, None, None, None], filtered, found))
 
-    def _subtracted(self, learner: Learner, noisy: Tensor, targets: Tensor, round_index: int) -> Tensor:
+    def subtracted(self, learner: Learner, noisy: Tensor, targets: Tensor, round_index: int) -> Tensor:
+        """Return noisy inputs less what the client would have added to what is left; no use but to show that it is none."""
         # Codes are fitted once and kept; maps and shadows are made anew from each guess, as the client made them from x.
         recipe = dataclasses.replace(self.defense.quick(), noise_momentum=0.0, until=max(self.defense.until, round_index + 1))
         noisy = noisy.detach().clamp(0, 1)

@@ -1,0 +1,131 @@
+"""Did anybody who knows the defense attack, and did those searches go anywhere?
+
+A defense's own attacker may refine nothing that decides a search; then what is called informed is the plain search under another
+name, and finding nothing says nothing about the defense.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from gradveil.adversary import OpenAdversary
+from gradveil.attacks.adaptive import AUTHORLESS
+from gradveil.audit.scene import Subject, Target
+from gradveil.defenses import parts_of
+from gradveil.records import AdversaryModel, Knowledge, Observation, Reconstruction
+from gradveil.study.results import Check
+
+__all__ = ["INFORMED_STANCES", "check_informed_moved", "check_informed_ran", "informed_by"]
+
+INFORMED_STANCES = ("informed", *AUTHORLESS)
+LOOKED_AT = 2
+"""Targets at whose truths comparisons are compared."""
+SAME = 1e-6
+"""Share of the update; two comparisons that differ less differ by rounding."""
+MOVED = 0.999
+"""Of the first loss: what did not fall below this did not move."""
+
+Candidates = Sequence[Sequence[Reconstruction]]
+
+
+def informed_by(subject: Subject, candidates: Candidates) -> str:
+    """Return who used knowledge of the defense: ``own`` its own attacker, ``generic`` only attackers without author, ``none``.
+
+    Empty where there was nothing to know: no defense, or one that changes no more than the scale of what is sent.
+    """
+    if not _something_to_know(subject):
+        return ""
+    stances = {candidate.stance for many in candidates for candidate in many}
+    if "informed" in stances and _searches_otherwise(subject):
+        return "own"
+    return "generic" if stances & set(AUTHORLESS) else "none"
+
+
+def check_informed_ran(subject: Subject, candidates: Candidates) -> Check:
+    """Say whether the defense's own attacker attacked in a way of its own."""
+    name = "informed_ran"
+    if Knowledge.DEFENSE not in subject.targets[0].observation.threat.knows:
+        return Check(name=name, level="ok", sentence="The attackers were not told the defense.")
+    who = informed_by(subject, candidates)
+    if who == "":
+        return Check(name=name, level="ok", sentence="There is nothing about the defense that a plain search would have to know.")
+    if who == "own":
+        return Check(name=name, level="ok", sentence="The defense's own attacker attacked in a way of its own.")
+    stances = {candidate.stance for many in candidates for candidate in many} & set(AUTHORLESS)
+    others = " and ".join(stance.replace("_", " ") for stance in AUTHORLESS if stance in stances)
+    more = f"only generic attackers ({others}) took account of it" if others else "and no generic attacker could use it"
+    return Check(
+        name=name,
+        level="warn",
+        sentence=f"Informed: none ran, because the defense's own attacker searches as if there were no defense; {more}.",
+        remedy="Let its adversary() replay the defense or compare what survives it; `gradveil check` says whether it does.",
+    )
+
+
+def check_informed_moved(subject: Subject, candidates: Candidates) -> Check:
+    """Say for how many searches of those who know the defense the objective fell."""
+    name = "informed_moved"
+    own = [c for many in candidates for c in many if c.stance in INFORMED_STANCES and c.steps > 0]
+    if not own:
+        return Check(name=name, level="ok", sentence="No attacker who knows the defense had to search.")
+    moved = sum(c.best_loss < MOVED * c.first_loss for c in own)
+    if moved == 0:
+        return Check(
+            name=name,
+            level="warn",
+            sentence=f"The objective never fell in any of the {len(own)} searches of attackers who know the defense.",
+            remedy="This run cannot tell what they would find; look at the attackers table.",
+        )
+    return Check(
+        name=name,
+        level="ok",
+        sentence=f"The objective fell in {moved} of the {len(own)} searches of attackers who know the defense.",
+    )
+
+
+def _something_to_know(subject: Subject) -> bool:
+    """Whether the defense changes more than the scale of what is sent, or the data."""
+    if all(not part.stations() for part in parts_of(subject.defense)):
+        return False
+    return any(not _arrives(target) for target in subject.targets[:LOOKED_AT])
+
+
+def _arrives(target: Target) -> bool:
+    trained, raw = target.trained_inputs, target.batch.inputs.to(target.trained_inputs)
+    if not torch.equal(trained, raw):
+        return False
+    evidence, simulated = _compared(OpenAdversary(), target.observation, raw, target)
+    size = evidence.norm() * simulated.norm()
+    return bool(size == 0) or float(1 - (evidence @ simulated / size).square()) < SAME
+
+
+def _searches_otherwise(subject: Subject) -> bool:
+    """Whether the defense's own attacker has unknowns, a law of noise, a finish, or a comparison that is not the plain one."""
+    for target in subject.targets[:LOOKED_AT]:
+        seen = target.observation
+        told = seen.adversary.arrives(seen)
+        if told.noise_std is not None or told.plain_search:
+            return True  # a likelihood; or there are informed candidates, so that its finish has changed something
+        if seen.adversary.variables(seen, torch.Generator().manual_seed(0)):
+            return True
+        for inputs in (target.replayed_inputs, torch.full_like(target.replayed_inputs, 0.5)):
+            own, plain = (_compared(each, seen, inputs, target) for each in (seen.adversary, OpenAdversary()))
+            if own[0].shape != plain[0].shape:
+                return True
+            apart = sum(float((a - b).norm()) for a, b in zip(own, plain, strict=True))
+            if apart > SAME * sum(float(each.norm()) for each in plain):
+                return True
+    return False
+
+
+def _compared(adversary: AdversaryModel, seen: Observation, inputs: Tensor, target: Target) -> tuple[Tensor, Tensor]:
+    """Return both sides of the first round's comparison as vectors in double precision: what was seen, what inputs would give."""
+    targets, learner = target.batch.targets.to(inputs.device), seen.learner
+    both = adversary.compare(adversary.evidence(seen, 0), adversary.replay(learner, inputs.detach(), targets, {}), {})
+    observed, simulated = (
+        torch.cat([side[n].detach().double().reshape(-1) for n in both.simulated]) for side in (both.observed, both.simulated)
+    )
+    return observed, simulated
