@@ -48,6 +48,8 @@ AUTHORLESS = tuple(stance for stance in STANCES if stance not in ("plain", "info
 OFFSET = "offset/"
 DRAWS = 4
 REFRESH_EVERY = 25
+CONFUSED = 1e-3
+"""Confusion below which there is nothing to gain: the truth as good as coincides."""
 CLEARER = 0.7
 """Times the confusion of comparing values: what is not below it says nothing that values do not say."""
 
@@ -155,8 +157,8 @@ def _clearer(observation: Observation, context: AttackContext) -> list[str]:
     if probe is None:
         return []
     found = confusions(probe)
-    bar = CLEARER * min(found["plain"], found["zero_mask"])
-    return [stance for stance in LEARNED_STANCES if found[stance] < bar]
+    known = min(found["plain"], found["zero_mask"])
+    return [stance for stance in LEARNED_STANCES if known > CONFUSED and found[stance] < CLEARER * known]
 
 
 def confusions(probe: Probe) -> dict[str, float]:

@@ -354,6 +354,26 @@ class HidesWhatItNeeds(Soteria):
         return Defense.needs(self)
 
 
+class _SearchesAsIfThereWereNone(OpenAdversary):
+    def arrives(self, observation: Observation) -> WhatArrives:
+        return super().arrives(observation).replace(exact=frozenset)
+
+
+@rejected_by("adversary_undoes_something")
+@dataclass(frozen=True, kw_only=True)
+class LazyAuthor(Pruning):
+    """Pruning with an attacker who says that nothing is exact, and compares as one who ignores the defense.
+
+    Departs from the paper, Cost, Known weakness: wrong on purpose.
+    """
+
+    card: ClassVar[DefenseCard] = _card(Pruning)
+
+    def adversary(self) -> OpenAdversary:
+        """Return the attacker who knows nothing of it."""
+        return _SearchesAsIfThereWereNone()
+
+
 @rejected_by("needs_are_real")
 @dataclass(frozen=True, kw_only=True)
 class NeedsWhatItIgnores(Clipping):

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from gradveil.attacks import ATTACKS, ENSEMBLES, Ensemble, informed_twins, launch, line_up, resolve
-from gradveil.attacks.adaptive import CLEARER, DRAWS, FIRST_STANCES, REFRESH_EVERY, STANCES
+from gradveil.attacks.adaptive import CLEARER, CONFUSED, DRAWS, FIRST_STANCES, REFRESH_EVERY, STANCES
 from gradveil.attacks.engine.matching import SETTLED
 from gradveil.attacks.engine.smooth_relu import sharpness_at
 from gradveil.attacks.ensembles import names
@@ -44,7 +44,7 @@ def spelled(ensemble: Ensemble) -> str:
         "sharpness": [sharpness_at(s, 10) for s in (0, 10)],
     }
     if ensemble.by_round:
-        shared["by_round"] = [CLEARER, FLOOR, PRIOR, PROBES, OUTLIER, LEAST_SCALE, PASSES]
+        shared["by_round"] = [CLEARER, CONFUSED, FLOOR, PRIOR, PROBES, OUTLIER, LEAST_SCALE, PASSES]
     if any(isinstance(member.attack, Peeling) for member in ensemble.members):
         shared["peeling"] = [ROUNDS, ROUND, FEATURE_SHARE, SHARP, *SPREAD]
     return json.dumps({"members": members, "rehearsals": ensemble.rehearsals, "shared": shared}, sort_keys=True)

@@ -71,7 +71,7 @@ def scene(
         for place, batch in enumerate(batches)
     ]
     known = [each.replace(adversary=Refined()) for each in seen]
-    context = make_context(400, simulate=simulate, own=own_inputs(dtype=dtype), random_defense=True)
+    context = make_context(400, simulate=simulate, own=own_inputs(5, dtype=dtype), random_defense=True)
     return known, batches, context
 
 
@@ -84,12 +84,12 @@ class Refined(OpenAdversary):
     [
         (flipped(0.1), {"magnitudes", "robust"}),
         (flipped(0.5), {"magnitudes"}),
-        (flipped(0.5, fixed=True), {"magnitudes", "learned"}),
+        (flipped(0.6, fixed=True), {"magnitudes", "learned"}),
         (replaced(0.2), {"robust"}),
         (scaled, set()),
         (noisy, set()),
     ],
-    ids=["tenth flipped", "half flipped", "the same half flipped", "replaced", "scaled", "noise"],
+    ids=["tenth flipped", "half flipped", "always the same flipped", "replaced", "scaled", "noise"],
 )
 def test_a_stance_runs_where_it_tells_own_inputs_apart_and_nowhere_else(spoil: Spoil, expected: set[str]) -> None:
     (seen,), _, context = scene(spoil)
@@ -149,7 +149,7 @@ def test_entries_that_were_replaced_lose_their_weight_whatever_the_scale() -> No
         lost = torch.cat([weight[n][~exact[n]] for n in raw])
         assert float(kept.min()) > 0.99 and float(lost.median()) < 1e-4
     assert at_truth(seen, batch, Robust(), weight=robust_weights(raw, seen.update.weights)) < 1e-4
-    assert at_truth(seen, batch, OpenAdversary()) > 0.5
+    assert at_truth(seen, batch, OpenAdversary()) > 0.2
 
 
 def test_gains_that_differ_from_entry_to_entry_are_learned_and_chance_is_not_taken_for_one() -> None:
@@ -163,8 +163,11 @@ def test_gains_that_differ_from_entry_to_entry_are_learned_and_chance_is_not_tak
     (seen,), _, context = scene(noisy)
     probe = probe_of(seen, context)
     assert probe is not None
-    spread = [float(gain.std() / gain.mean().abs()) for gain in probe.learned(0).gain.values() if gain.numel() > 1]
-    assert max(spread) < 0.5, "every entry alone would say anything between -5 and 5"
+    for name, gain in probe.learned(0).gain.items():
+        raw, sent = probe.raw[0][name], probe.sent[0][name]
+        alone = ((raw * sent).sum(0) / raw.square().sum(0))[raw.square().sum(0) > 0]
+        if alone.numel() > 50:
+            assert float(gain.std()) < 0.3 * float(alone.std()), name
 
 
 def test_an_entry_weighs_as_surely_as_it_arrives() -> None:
@@ -212,16 +215,16 @@ def test_confusion_is_one_where_nothing_tells_and_zero_where_the_truth_coincides
     ("stance", "spoil"), [("magnitudes", flipped(0.1)), ("robust", replaced(0.1)), ("learned", flipped(0.4, fixed=True))]
 )
 def test_the_search_finds_what_plain_matching_cannot(stance: str, spoil: Spoil) -> None:
-    seen, batches, context = scene(spoil, dtype=torch.float32, count=3)
+    seen, batches, context = scene(spoil, dtype=torch.float32, count=2)
     seen = [
         each.replace(labels=batch.targets, threat=ThreatModel(knows=ORDINARY | {Knowledge.LABELS}))
         for each, batch in zip(seen, batches, strict=True)
     ]
 
     def worst(stance: str) -> float:
-        attack = InvertingGradients(steps=400, signed=False, schedule="cosine", tv=1e-6, start="grey", stance=stance)
+        attack = InvertingGradients(steps=120, signed=False, schedule="cosine", tv=1e-6, start="grey", stance=stance)
         found = attack.run(seen, context)
-        assert len(found) == 3 and all(candidate.stance == stance for candidate in found)
+        assert len(found) == 2 and all(candidate.stance == stance for candidate in found)
         return max(float((c.inputs - batches[c.target].inputs).square().mean()) for c in found)
 
     assert worst(stance) < 0.3 * worst("plain")

@@ -118,6 +118,13 @@ def with_partial_adversary() -> Evidence:
     return dataclasses.replace(healthy(), subject=dataclasses.replace(subject(), targets=targets))
 
 
+def with_lazy_author() -> Evidence:
+    """The update is pruned, and the defense's own attacker compares as one who ignores that."""
+    defended = make_subject(records=16, defense="pruning(rate=0.9)")
+    targets = tuple(dataclasses.replace(t, observation=t.observation.replace(adversary=Partial())) for t in defended.targets)
+    return dataclasses.replace(healthy(), subject=dataclasses.replace(defended, targets=targets))
+
+
 def with_candidates_and_records(records: int, candidates: int) -> Evidence:
     fewer = dataclasses.replace(subject(), positions=subject().positions[:records], candidates=subject().candidates[:candidates])
     return dataclasses.replace(healthy(), subject=fewer)
@@ -209,6 +216,8 @@ FIRING: list[tuple[str, str, Callable[[], Evidence]]] = [
     ("regret", "warn", lambda: chosen_instead(lambda i: near(i, 0.2))),
     ("nobody_ahead", "warn", with_attacker_ahead),
     ("informed_complete", "warn", with_partial_adversary),
+    ("informed_ran", "warn", with_lazy_author),
+    ("informed_moved", "warn", lambda: with_candidates(1.0, stance="informed", best_loss=1.0)),
     ("dropout", "warn", lambda: with_model(nn.Sequential(nn.Linear(2, 2), nn.Dropout(0.5)))),
     ("dropout", "warn", lambda: with_model(nn.Sequential(nn.Linear(2, 2), HandedDropout(0.5, [(2,)], [0])))),
     ("dropout", "warn", lambda: with_model(nn.MultiheadAttention(2, 1, dropout=0.5))),
@@ -265,6 +274,8 @@ def test_the_mode_of_batch_norm_is_said() -> None:
         ("better_than_null", lambda: chosen_instead(lambda i: near(i, 0.2))),
         ("better_than_null", lambda: with_hits(2, 100)),  # 1 %
         ("regret", lambda: chosen_instead(lambda i: near(i, 0.021))),
+        ("informed_moved", lambda: with_candidates(0.5, stance="informed", best_loss=1.0, first_loss=1.0, steps=0)),
+        ("informed_moved", lambda: with_candidates(0.9, best_loss=1.0)),  # plain ones; nobody informed had to search
         ("enough_records", lambda: with_candidates_and_records(16, 256)),
         ("enough_candidates", lambda: with_candidates_and_records(16, 100)),
         ("dropout", lambda: with_model(nn.Sequential(nn.Linear(2, 2), nn.Dropout(0.0)))),

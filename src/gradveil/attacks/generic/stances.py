@@ -123,24 +123,27 @@ def robust_weights(simulated: Named, observed: Named) -> Named:
     The scale that fits the dummies best starts as the ratio of median sizes, and is fitted again with the weights it leads to.
     """
     names = [name for name, value in simulated.items() if value.numel()]
-    sizes = [(_middle(observed[n]), _middle(simulated[n])) for n in names]
+    told = {n: (observed[n] != 0) | (simulated[n] != 0) for n in names}
+    sizes = [(_middle(observed[n], told[n]), _middle(simulated[n], told[n])) for n in names]
     scale = torch.stack([left for left, _ in sizes]).sum() / torch.stack([right for _, right in sizes]).sum().clamp_min(1e-30)
     found: Named = {}
     for _ in range(PASSES):
-        found = {n: _factors(scale * simulated[n] - observed[n], observed[n]) for n in names}
+        found = {n: _factors(scale * simulated[n] - observed[n], observed[n], told[n]) for n in names}
         along = torch.stack([(found[n].square() * simulated[n] * observed[n]).sum() for n in names]).sum()
         size = torch.stack([(found[n] * simulated[n]).square().sum() for n in names]).sum()
         scale = torch.where(along > 0, along / size.clamp_min(1e-30), scale)
     return {n: found.get(n, torch.ones_like(v)) for n, v in simulated.items()}
 
 
-def _factors(residual: Tensor, observed: Tensor) -> Tensor:
-    spread = torch.maximum(_middle(residual), LEAST_SCALE * _middle(observed)).clamp_min(1e-30) / NORMAL_MEDIAN
+def _factors(residual: Tensor, observed: Tensor, told: Tensor) -> Tensor:
+    least = LEAST_SCALE * _middle(observed, observed != 0)
+    spread = torch.maximum(_middle(residual, told), least).clamp_min(1e-30) / NORMAL_MEDIAN
     return 1 / (1 + (residual / (OUTLIER * spread)).square())
 
 
-def _middle(value: Tensor) -> Tensor:
-    return value.abs().flatten().median()
+def _middle(value: Tensor, told: Tensor) -> Tensor:
+    """Return the median absolute value of entries that say something: zeros on both sides agree about nothing."""
+    return torch.where(told, value.abs(), torch.nan).flatten().nanmedian().nan_to_num(0.0)
 
 
 @dataclass(frozen=True, eq=False)
