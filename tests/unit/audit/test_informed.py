@@ -95,6 +95,11 @@ def subject(defense: str, **changes: object) -> Subject:
     return make_subject(defense=defense, **changes)
 
 
+@pytest.fixture(scope="module", autouse=True)
+def _data() -> None:
+    make_subject()
+
+
 @pytest.mark.parametrize(
     ("defense", "stances", "who"),
     [
