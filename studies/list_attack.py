@@ -123,16 +123,9 @@ def _certificates(rows: list[dict[str, Any]]) -> str:
         low, high = wilson(row["count"], row["n"], CONFIDENCE)
         share = row["count"] / row["n"]
         interval = f"{_percent(low, 1)[:-2]}–{_percent(high, 1)}"
-        body.append(
-            [
-                short(row["std"], 1),
-                _percent(row["bound"], 1),
-                _percent(first_among(row["candidates"], 1 / row["std"]), 1),
-                _percent(share, 1),
-                interval,
-                row["n"],
-            ]
-        )
+        orthogonal = first_among(row["candidates"], 1 / row["std"])
+        shares = [_percent(each, 1) for each in (row["bound"], orthogonal, share)]
+        body.append([short(row["std"], 1), *shares, interval, row["n"]])
     return table(head, body)
 
 
