@@ -19,6 +19,7 @@ from gradveil.audit.certified import certificate_of_cell
 from gradveil.audit.list_level import measure_lists
 from gradveil.audit.lists import Pool, list_seed
 from gradveil.audit.scene import build_subject, load_cell_data
+from gradveil.audit.sensitivity import first_among
 from gradveil.defenses.base import ClientView
 from gradveil.metrics import wilson
 from gradveil.records import Update
@@ -116,13 +117,15 @@ def _sensitivity(found: Mapping[str, Any]) -> str:
 
 
 def _certificates(rows: list[dict[str, Any]]) -> str:
-    head = f"σ | no attacker exceeds | list | {_percent(CONFIDENCE, 1)} interval | releases"
+    head = f"σ | no attacker exceeds | orthogonal | list | {_percent(CONFIDENCE, 1)} interval | releases"
     body = []
     for row in rows:
         low, high = wilson(row["count"], row["n"], CONFIDENCE)
         share = row["count"] / row["n"]
         interval = f"{_percent(low, 1)[:-2]}–{_percent(high, 1)}"
-        body.append([short(row["std"], 1), _percent(row["bound"], 1), _percent(share, 1), interval, row["n"]])
+        orthogonal = first_among(row["candidates"], 1 / row["std"])
+        shares = [_percent(each, 1) for each in (row["bound"], orthogonal, share)]
+        body.append([short(row["std"], 1), *shares, interval, row["n"]])
     return table(head, body)
 
 

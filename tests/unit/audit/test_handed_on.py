@@ -8,15 +8,13 @@ import pytest
 import torch
 
 from gradveil.attacks import Referee
-from gradveil.audit import certified, risks
+from gradveil.audit import certified, risks, scene
 from gradveil.audit.cell import _describe_defense, run_cell
 from gradveil.audit.judge import best_by_truth, score
 from gradveil.audit.risks import correlate
 from gradveil.audit.scene import Subject
-from gradveil.defenses import Defense
 from gradveil.randomness import Seed
-from gradveil.records import Batch, Reconstruction
-from gradveil.tensors import Named
+from gradveil.records import Reconstruction
 from tests.unit.audit.small import CELL, digits, make_subject
 
 
@@ -89,18 +87,22 @@ def test_certificate_and_scores_of_risk_are_drawn_by_the_cell_s_seed(
     assert seeds[0] != seeds[-1]
 
 
-def test_the_matching_attack_replays_with_the_cell_s_seed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_attacker_with_a_list_runs_the_client_with_the_cell_s_seed_and_a_fresh_one_for_every_draw(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     seeds: list[Seed] = []
-    replay = Subject.replay
+    called = scene._send
 
-    def noting(self: Subject, batch: Batch, defense: Defense, seed: Seed) -> tuple[Named, ...]:
-        seeds.append(seed)
-        return replay(self, batch, defense, seed)
+    def noting(*given: Any) -> Any:
+        seeds.append(given[3])
+        return called(*given)
 
-    monkeypatch.setattr(Subject, "replay", noting)
-    for number in (0, 1):
-        next(certified._shares(make_subject(seed=number, defense="clipping + gaussian_noise")))
-    assert seeds[0] != seeds[1]
+    subjects = [make_subject(seed=number, defense="clipping + gaussian_noise") for number in (0, 1)]
+    monkeypatch.setattr(scene, "_send", noting)
+    for subject in subjects:
+        for draw in (0, 1):
+            subject.observe(subject.candidates[:1], subject.candidate_labels[:1], draw)
+    assert len({*seeds}) == 4
 
 
 def test_what_a_defense_measures_is_told_in_the_mean_over_clients_and_targets() -> None:

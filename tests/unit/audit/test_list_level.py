@@ -107,7 +107,7 @@ def test_local_steps_rounds_and_embeddings_are_replayed(changes: dict[str, Any])
 
 
 def test_two_rounds_tell_more_than_one_under_noise() -> None:
-    settings = {"records": 24, "defense": "gaussian_noise(std=0.6)"}
+    settings: dict[str, Any] = {"records": 24, "defense": "gaussian_noise(std=0.6)"}
     one, four = (count(measured(rounds=rounds, **settings))[0] for rounds in (1, 4))
     assert four > one
 
@@ -131,7 +131,7 @@ def test_of_an_aggregate_it_is_the_same() -> None:
 
 
 def test_who_knows_the_label_rules_out_all_others() -> None:
-    noisy = {"records": 12, "defense": "gaussian_noise(std=100.0)"}
+    noisy: dict[str, Any] = {"records": 12, "defense": "gaussian_noise(std=100.0)"}
     blind, told = measured(**noisy), measured(known_labels=True, **noisy)
     labels = Pool.of(make_subject(**noisy), SIZE).labels
     assert random_list(told).size < SIZE / 2 < random_list(blind).size == SIZE
