@@ -128,7 +128,19 @@ def test_dropout_of_a_stock_encoder_is_handed_in() -> None:
 
 def test_a_stock_transformer_is_audited_from_end_to_end(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     told = ["--data", "digits", "--model", f"{__file__}:make_vision", "--defense", "none", "--records", "2", "--device", "cpu"]
-    more = ["--ensemble", "inverting_gradients(steps=3)", "--risk", "off", "--workers", "1", "--local-epochs", "1", "--dropout"]
+    more = [
+        "--ensemble",
+        "inverting_gradients(steps=3)",
+        "--risk",
+        "off",
+        "--lists",
+        "off",
+        "--workers",
+        "1",
+        "--local-epochs",
+        "1",
+        "--dropout",
+    ]
     assert main(["audit", *told, *more, "--out", str(tmp_path / "out"), "--quiet", "--json"]) == 0
     (cell,) = json.loads(capsys.readouterr().out)["cells"]
     assert cell["n"] == 2 if "n" in cell else cell
