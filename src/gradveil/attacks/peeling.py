@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -13,7 +14,7 @@ from torch import Tensor, nn
 from gradveil.adversary import prefixed, with_prefix
 from gradveil.attacks.base import ATTACKS, Attack, AttackCard, AttackContext, Cost
 from gradveil.attacks.engine.execution import COARSE_FROM, Execution, choose_execution
-from gradveil.attacks.engine.labels import recover_labels
+from gradveil.attacks.engine.label_belief import label_hypotheses
 from gradveil.attacks.engine.loop import Problem, optimise
 from gradveil.attacks.engine.matrix_convolution import quicker
 from gradveil.attacks.engine.objectives import OBJECTIVES
@@ -164,6 +165,15 @@ class Peeling(Attack):
         for name in ("tv", "tv_end"):
             check_number("peeling", name, getattr(self, name), open_below=True)
 
+    @property
+    def stances(self) -> tuple[str, ...]:
+        """Plain; or informed, which searches with every label that the defense leaves plausible and compares as before."""
+        return ("plain", "informed")
+
+    def hypotheses(self, observation: Observation, context: AttackContext) -> int:
+        """Return the number of plausible labels."""
+        return len(label_hypotheses(observation.clearest, self.stance, context))
+
     def cost(self) -> Cost:
         """Return its steps and restarts."""
         return Cost(self.steps, self.restarts)
@@ -195,7 +205,7 @@ class Peeling(Attack):
         assert isinstance(parts, _Peeled)  # `applies` has checked
         bottom, top = (quicker(part, first.input_shape) for part in (parts.bottom, parts.top))
         parts = replace(parts, bottom=bottom, top=top)
-        images, seen = self._starts(observations, parts, context)
+        places, images, seen = self._starts(observations, parts, context)
         plan = _plan(context.steps(self.steps))
         # Every round searches twice, each time by a program of its own: recording that pays on a GPU, compiling it nowhere.
         longest = max(image_steps for _, image_steps in plan) if images.device.type == "cuda" else 0
@@ -221,34 +231,40 @@ class Peeling(Attack):
                 inputs=images[row],
                 targets=seen["labels"][row],
                 recipe=self.card.name,
-                target=row // self.restarts,
+                target=target,
                 stance=self.stance,
-                restart=row % self.restarts,
+                restart=restart,
+                hypothesis=hypothesis,
                 first_loss=float(before[row]),
                 best_loss=float(after[row]),
                 gradient_norm=float(slope[row]),
                 steps=int(spent[row]),
                 status=status[row],
-                oracle_labels=_labels_given(observations[row // self.restarts]),
+                oracle_labels=_labels_given(observations[target]),
             )
-            for row in range(images.shape[0])
+            for row, (target, hypothesis, restart) in enumerate(places)
         ]
 
-    def _starts(self, observations: Sequence[Observation], parts: _Peeled, context: AttackContext) -> tuple[Tensor, Named]:
-        """Draw the images to begin with, and gather what was seen of the top and its labels."""
-        images, rows = [], []
+    def _starts(
+        self, observations: Sequence[Observation], parts: _Peeled, context: AttackContext
+    ) -> tuple[list[tuple[int, int, int]], Tensor, Named]:
+        """Draw the images to begin with, and gather what was seen of the top and its labels.
+
+        First comes, of every candidate, its target, its hypothesis about the label and its restart.
+        """
+        places, images, rows = [], [], []
         for index, observation in enumerate(observations):
             update = observation.update.weights
-            labels = observation.labels if _labels_given(observation) else recover_labels(observation)
-            assert labels is not None
-            for restart in range(self.restarts):
+            choices = label_hypotheses(observation, self.stance, context)
+            for hypothesis, restart in itertools.product(range(len(choices)), range(self.restarts)):
                 generator = context.seed.child(self.card.name, restart).generator("start", client=index)
                 noise = torch.randn((1, *observation.input_shape), generator=generator)
                 own = {name: update[parts.prefix + name] for name in parts.top.weights}
                 # Normalisation blows a grey picture up to whatever noise is in it; so the start has contrast of its own.
                 images.append((0.5 + 0.1 * noise).clamp(0, 1).to(next(iter(own.values()))))
-                rows.append({"labels": labels, **with_prefix(own, "seen|")})
-        return torch.stack(images), {name: torch.stack([row[name] for row in rows]) for name in rows[0]}
+                places.append((index, hypothesis, restart))
+                rows.append({"labels": choices[hypothesis], **with_prefix(own, "seen|")})
+        return places, torch.stack(images), {name: torch.stack([row[name] for row in rows]) for name in rows[0]}
 
 
 @dataclass(frozen=True)
