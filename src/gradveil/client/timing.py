@@ -10,7 +10,7 @@ import torch
 
 from gradveil.study.training_result import Latency
 
-__all__ = ["best_seconds", "measure_latency_of", "run_seconds"]
+__all__ = ["best_seconds", "measure_latency_of", "run_seconds", "work_seconds"]
 
 MOST_TURNS = 30
 FEW_TURNS = 3
@@ -27,6 +27,15 @@ def run_seconds(work: Work, device: torch.device | str) -> float:
     work()
     _wait(device)
     return time.perf_counter() - begun
+
+
+def work_seconds(work: Work, device: torch.device | str) -> float:
+    """Return what one run costs by itself: on a CPU the time of this process alone, whatever else the machine does meanwhile."""
+    if torch.device(device).type != "cpu":
+        return run_seconds(work, device)
+    begun = time.process_time()
+    work()
+    return time.process_time() - begun
 
 
 def best_seconds(

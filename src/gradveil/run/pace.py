@@ -8,15 +8,12 @@ with two small budgets: the difference tells a step, what is left is spent once.
 from __future__ import annotations
 
 import dataclasses
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-import torch
-
 from gradveil.attacks import Attack, AttackContext, Referee, launch
 from gradveil.attacks.engine.execution import CPU_BATCH_LIMIT, choose_execution
-from gradveil.client.timing import run_seconds
+from gradveil.client.timing import work_seconds
 from gradveil.records import Observation, Reconstruction
 
 __all__ = ["Pace", "attack_seconds", "judging_seconds"]
@@ -80,18 +77,14 @@ def judging_seconds(observation: Observation, candidates: Sequence[Reconstructio
     if not candidates:
         return 0.0
     device = candidates[0].inputs.device
-    return updates * run_seconds(lambda: Referee().scores(observation, candidates), device)
+    return updates * work_seconds(lambda: Referee().scores(observation, candidates), device)
 
 
 def _timed(
     attack: Attack, observations: Sequence[Observation], context: AttackContext, steps: int
 ) -> tuple[float, tuple[Reconstruction, ...]]:
     few = dataclasses.replace(context, budget=min(steps, context.budget), progress=None)
-    # On a CPU, time of this process: what else the machine does now is not what it will do then.
-    on_gpu = next(iter(observations[0].update.weights.values())).is_cuda
-    clock = time.perf_counter if on_gpu else time.process_time
-    begun = clock()
-    found = launch(attack, observations, few)
-    if on_gpu:
-        torch.cuda.synchronize()
-    return clock() - begun, tuple(each for each in found if each.target == 0)
+    found: list[Reconstruction] = []
+    device = next(iter(observations[0].update.weights.values())).device
+    seconds = work_seconds(lambda: found.extend(launch(attack, observations, few)), device)
+    return seconds, tuple(each for each in found if each.target == 0)
