@@ -140,6 +140,14 @@ def _simulated(observation: Observation, context: AttackContext) -> _Simulated:
     return found
 
 
+@dataclass(frozen=True)
+class _Row:
+    """How the last layer of one release looks: (C, K) features of its rows, and its bias."""
+
+    features: Tensor
+    bias: Tensor | None
+
+
 class _Simulated:
     """Releases of the attacker's own making, and what they teach; made when first asked for."""
 
@@ -172,11 +180,12 @@ class _Simulated:
     def by_rows(self, observation: Observation, *, ask_author: bool) -> Tensor:
         """Return (C,) log-probabilities from the rows of the last layer."""
         model = self._once(("rows", ask_author), lambda: self._fit_rows(ask_author))
-        return model.log_posterior(self._features(observation, ask_author))
+        return model.log_posterior(self._features(self._row(observation), ask_author))
 
     def _fit_rows(self, ask_author: bool) -> RowModel:
         releases, labels = self._releases()
-        return fit_rows(torch.stack([self._features(each, ask_author) for each in releases]), labels, range(len(labels)))
+        features = torch.stack([self._features(self._row(each), ask_author) for each in releases])
+        return fit_rows(features, labels, range(len(labels)))
 
     def _releases(self) -> tuple[list[Observation], Tensor]:
         """Return releases of one example each with labels drawn at random; of their tensors, the last layer's alone."""
@@ -210,12 +219,19 @@ class _Simulated:
         found: Tensor = total / total.norm().clamp_min(TINY)
         return found
 
-    def _features(self, observation: Observation, ask_author: bool) -> Tensor:
+    def _row(self, observation: Observation) -> _Row:
         update = observation.update.weights
         bias = update.get(self._layer.removesuffix("weight") + "bias")
-        rows = features_of_rows(update[self._layer], bias, self._direction(), self._prediction).cpu()
-        own = None if self._read is None or bias is None or not ask_author else self._read(bias, lambda: self._prediction)
-        return rows if own is None else torch.cat([rows, standardised(-own)[:, None].cpu()], 1)
+        found = features_of_rows(update[self._layer], bias, self._direction(), self._prediction)
+        return _Row(found.cpu(), bias)
+
+    def _features(self, row: _Row, ask_author: bool) -> Tensor:
+        """Return (C, K) features, where it is asked with what the defense's own attacker says of the bias."""
+        if self._read is None or row.bias is None or not ask_author:
+            return row.features
+        own = self._read(row.bias, lambda: self._prediction)
+        told = torch.zeros_like(row.features[:, 0]) if own is None else standardised(-own).cpu()
+        return torch.cat([row.features, told[:, None]], 1)
 
     # One example: which class's releases are nearest.
 
@@ -223,31 +239,31 @@ class _Simulated:
         """Return (C,) log-probabilities from rows and from the distance to releases made with every label."""
         model = self._once(("both", ask_author), lambda: self._fit_both(ask_author))
         near = standardised(-torch.cdist(self._sketch(observation)[None], self._bank()[0].mean(0))[0])
-        return model.log_posterior(torch.cat([self._features(observation, ask_author), near[:, None]], 1))
+        return model.log_posterior(torch.cat([self._features(self._row(observation), ask_author), near[:, None]], 1))
 
     def _fit_both(self, ask_author: bool) -> RowModel:
-        bank, releases = self._bank()
+        bank, seen = self._bank()
         pictures, classes = bank.shape[:2]
         others = (bank.sum(0) - bank) / (pictures - 1)
         near = torch.stack([standardised(-torch.cdist(own, rest)) for own, rest in zip(bank, others, strict=True)])
-        rows = torch.stack([self._features(each, ask_author) for each in releases])
+        rows = torch.stack([self._features(each, ask_author) for each in seen])
         labels = torch.arange(classes).repeat(pictures)
         folds = torch.arange(pictures).repeat_interleave(classes).tolist()
         return fit_rows(torch.cat([rows, near.flatten(0, 1)[..., None]], 2), labels, folds)
 
-    def _bank(self) -> tuple[Tensor, list[Observation]]:
-        """Return sketches (P, C, D) of releases of the same P pictures with every label, and their last layers."""
+    def _bank(self) -> tuple[Tensor, list[_Row]]:
+        """Return sketches (P, C, D) of releases of the same P pictures with every label, and the looks of their last layers."""
         return self._once("bank", self._make_bank)
 
-    def _make_bank(self) -> tuple[Tensor, list[Observation]]:
+    def _make_bank(self) -> tuple[Tensor, list[_Row]]:
         classes = self._seen.classes
         pictures = max(2, min(MOST_PICTURES, WITH_EACH // classes))
-        sketches, releases = [], []
+        sketches, rows = [], []
         for index in range(pictures * classes):
             sent = self._release(index // classes, torch.tensor([index % classes]), RELEASES + index)
             sketches.append(self._sketch(sent))
-            releases.append(self._last_layer(sent))
-        return torch.stack(sketches).reshape(pictures, classes, -1), releases
+            rows.append(self._row(sent))  # not the layer itself: a thousand of them would fill the memory
+        return torch.stack(sketches).reshape(pictures, classes, -1), rows
 
     def _sketch(self, observation: Observation) -> Tensor:
         """Return some entries of every tensor, which count alike together whatever the tensors' sizes."""
@@ -258,7 +274,7 @@ class _Simulated:
                 chosen = torch.randint(len(entries), (SKETCH,), generator=torch.Generator().manual_seed(place))
                 entries = entries[chosen.to(entries.device)]
             size = entries.norm()
-            parts.append((entries / torch.where(size > 0, size, 1.0)).cpu().double())
+            parts.append((entries / torch.where(size > 0, size, 1.0)).cpu().float())
         return torch.cat(parts)
 
     # Several examples: how many there are of each class.
@@ -283,7 +299,7 @@ class _Simulated:
         assert scores is not None  # there is a classifier layer
         wanted = wanted_counts(scores, observation)
         plain = torch.stack([wanted, largest_remainders(wanted, observation.examples).to(wanted)], 1).double().cpu()
-        return torch.cat([self._features(observation, ask_author=False), plain], 1)
+        return torch.cat([self._row(observation).features, plain], 1)
 
 
 def _pictures(observation: Observation) -> Tensor:
