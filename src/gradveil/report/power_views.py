@@ -1,4 +1,4 @@
-"""What stands behind the verdicts of one setting: gap shares, and power curves drawn over the weight of the planted leak."""
+"""Power curves of one setting, drawn over the weight of the planted leak, with what was found at weaker settings."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from gradveil.study.evidence import Power, Rung
 from gradveil.study.results import CellResult
 from gradveil.verdict.numbers import percent
 
-__all__ = ["Behind", "PowerRow", "behind_verdicts", "power_chart"]
+__all__ = ["PowerRow", "power_chart", "power_rows"]
 
 LEFT, RIGHT = 44.0, 348.0
 TOP, BOTTOM = 14.0, 150.0
@@ -31,27 +31,13 @@ class PowerRow:
     chart: Markup | None
 
 
-@dataclass(frozen=True, kw_only=True)
-class Behind:
-    """The rows of one setting; ``powered`` where any of them has a curve."""
-
-    rows: tuple[PowerRow, ...]
-    powered: bool
+def power_rows(cells: Sequence[CellResult], ident: str) -> list[PowerRow]:
+    """Return one row for every cell whose power was measured; none in older folders."""
+    told = [(cell, cell.power) for cell in cells if cell.power is not None]
+    return [_row(cell, power, f"{ident}-{index}") for index, (cell, power) in enumerate(told)]
 
 
-def behind_verdicts(cells: Sequence[CellResult], ident: str) -> Behind | None:
-    """Return what stands behind the verdicts, or None where nothing was measured, as in older folders."""
-    told = [cell for cell in cells if cell.gap is not None or cell.power is not None]
-    if not told:
-        return None
-    rows = [_row(cell, f"{ident}-{index}") for index, cell in enumerate(told)]
-    return Behind(rows=tuple(rows), powered=any(cell.power is not None for cell in told))
-
-
-def _row(cell: CellResult, ident: str) -> PowerRow:
-    power = cell.power
-    if power is None:
-        return PowerRow(cell=cell, weaker="", chart=None)
+def _row(cell: CellResult, power: Power, ident: str) -> PowerRow:
     chart = power_chart(cell, power, ident) if len(power.planted) > 1 else None
     return PowerRow(cell=cell, weaker="; ".join(_weaker(rung) for rung in power.ladder) or power.reason, chart=chart)
 

@@ -20,7 +20,7 @@ from gradveil.errors import UsageError
 from gradveil.report import pictures, tables
 from gradveil.report.charts import Axis, frontier_chart, identified_chart, on_frontier, strip
 from gradveil.report.daggers import setting_daggers
-from gradveil.report.power_views import behind_verdicts
+from gradveil.report.power_views import power_rows
 from gradveil.report.risk_views import risk_section, told_coefficient
 from gradveil.report.utility_charts import curve_panels, decision_chart, training_chart
 from gradveil.storage.files import write_whole
@@ -230,7 +230,7 @@ def _setting(setting: status.Setting, varying: Sequence[str], index: int) -> dic
         "proofs": tables.proofs([(cell, cell.defense.guarantee) for cell in setting.cells]),
         "certificates": tables.certificates(setting.cells),
         "daggers": setting_daggers(setting),
-        "behind": behind_verdicts(setting.cells, f"power-{index}"),
+        "power": power_rows(setting.cells, f"power-{index}"),
         "title": words.setting_words(setting.cells[0], varying) if varying else words.setting_words(setting.cells[0]),
         "wide": identified_chart(setting.cells, ident=ident),
         "narrow": identified_chart(setting.cells, narrow=True, ident=ident),

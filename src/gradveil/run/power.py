@@ -22,6 +22,7 @@ import math
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 from gradveil.attacks import resolve
 from gradveil.audit.materials import Materials
@@ -41,6 +42,8 @@ WEIGHTS = (1.0, 0.5, 0.9, 0.1, 0.99, 0.01)
 MOST_LEAKS = 4
 """Of these weights, how many one curve can need."""
 HALF = 0.5
+BESIDE: dict[str, Any] = {"risk": "off", "lists": "off"}
+"""What is measured beside the attacks of a cell plays no part in a point."""
 BROKEN = "broken as it is, so no weaker setting was tried"
 SINCE = {"standard": 4, "embedding-standard": 2, "strong": 1, "embedding-strong": 1}
 """From which version on an ensemble comes with power; those published before had none, and their cells stay as they were."""
@@ -230,12 +233,12 @@ def curve_of(cell: Cell, key_of: Callable[[Cell], str], cells: dict[str, Cell], 
         cells: All cells of the run, by key: one with the same setting and no fewer records is a point by itself.
         materials: What the run has read and built so far.
     """
-    few = cell.replace(records=min(cell.records, RECORDS), risk="off")
+    few = cell.replace(records=min(cell.records, RECORDS), **BESIDE)
     small = key_of(few)
 
     def setting(defense: str) -> Point:
         task = RungTask(cell=few.replace(defense=defense))
-        same = [key for key, each in cells.items() if each.replace(records=few.records, risk="off") == task.cell]
+        same = [key for key, each in cells.items() if each.replace(records=few.records, **BESIDE) == task.cell]
         fitting = [key for key in same if cells[key].records >= few.records]
         return Point(task, fitting[0], is_cell=True) if fitting else Point(task, task.key(key_of(task.cell)))
 

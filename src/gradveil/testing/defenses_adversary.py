@@ -223,7 +223,7 @@ def adversary_undoes_something(defense: Defense, scene: Scene) -> None:
             require(
                 own < BETTER * plain,
                 f"{one} changes {plain:.2g} of the update, and its attacker leaves {own:.2g} unexplained at the truth, so "
-                "informed: none ran; let adversary() replay the defense (on_gradient, on_update) or compare what survives it (compare)",
+                "informed: none ran; let adversary() replay the defense (on_gradient, on_update) or compare what survives it",
             )
             return
     raise NotApplicable(told[-1])

@@ -52,7 +52,7 @@ def power_words(cell: CellResult) -> str:
     if not power.ladder and not power.planted:
         return f"Power not measured: {power.reason}." if power.reason else UNMEASURED
     if not power.shown:
-        return f"{_who(power)} won nowhere: neither against weaker settings nor with a planted leak, so failing says little."
+        return f"{_who(power)} won only where nothing was defended, if anywhere, so that they failed here says little."
     parts = [*_weaker(power), *_planted(power)]
     return f"{_who(power)} were shown to win: {'; '.join(parts)}."
 
@@ -69,14 +69,18 @@ def _weaker(power: Power) -> list[str]:
 
 def _planted(power: Power) -> list[str]:
     if power.a50 is not None:
-        share = f"{significant(100 * power.a50)}{NBSP}%"
-        return [f"they find half of the records once {share} of the raw update stands beside what is sent (a50)"]
+        return [_half(power.a50)]
     found = [rung for rung in power.planted if rung.identified.value > HALF]
-    return (
-        [f"they find {_counted(found[0])} with {significant(found[0].leak)} of the raw update beside what is sent"]
-        if found
-        else []
-    )
+    return [f"they find {_counted(found[0])} with a leak of weight {significant(found[0].leak)}"] if found else []
+
+
+def _half(a50: float) -> str:
+    """Say what a50 means, as `gradveil.audit.power` defines it: the leak's part of the loudness of what is seen."""
+    if a50 <= 0:
+        return "they find half of the records as it is (a50 is 0)"
+    if a50 >= 1:
+        return "they find half of the records only where the raw update is all that is seen (a50 is 1)"
+    return f"they find half of the records once a leak of the raw update is {significant(100 * a50)}{NBSP}% of what is seen (a50)"
 
 
 def _counted(rung: Rung) -> str:

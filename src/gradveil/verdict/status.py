@@ -135,7 +135,7 @@ def cannot_tell(cell: CellResult) -> str:
         )
     power = cell.power
     if power is not None and not power.shown and (power.ladder or power.planted):
-        return "these attackers won nowhere, neither against weaker settings nor with a planted leak"
+        return "these attackers won only where nothing was defended, if anywhere"
     if cell.capped and (power is None or not power.shown):
         return f"the attackers were cut off after {cell.settings.steps} steps"
     return ""

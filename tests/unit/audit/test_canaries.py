@@ -197,7 +197,7 @@ def test_pairs_have_different_labels_and_each_update_one_place() -> None:
 
 
 def test_an_ensemble_that_never_moves_finds_no_planted_leak() -> None:
-    idle = Cell(data="digits", model="mlp(hidden=16)", records=8, device="cpu", risk="off").replace(
+    idle = Cell(data="digits", model="mlp(hidden=16)", records=8, device="cpu", risk="off", lists="off").replace(
         ensemble="inverting_gradients(steps=3, learning_rate=1e-9)"
     )
     record = measure_rung(RungTask(cell=idle, leak=1.0))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import pytest
 import torch
@@ -18,10 +19,10 @@ from gradveil.study.cell import Cell
 from gradveil.study.evidence import Gap
 from tests.unit.audit.small import make_subject
 
-SMALL = Cell(data="digits", model="mlp(hidden=16)", records=4, device="cpu", risk="off")
+SMALL = Cell(data="digits", model="mlp(hidden=16)", records=4, device="cpu", risk="off", lists="off")
 
 
-def measured(**changes: object) -> Gap:
+def measured(**changes: Any) -> Gap:
     found = run_cell(SMALL.replace(**changes)).result.gap
     assert found is not None
     assert found.search_failed.count + found.information_gone.count + found.found.count == found.found.n == SMALL.records
@@ -76,7 +77,7 @@ def test_the_records_say_what_the_shares_are_of() -> None:
 
 
 @pytest.mark.parametrize("changes", [{}, {"cut": "cut1"}, {"clients": 2}, {"local_steps": 2}])
-def test_the_truth_explains_itself_and_nothing_else_does(changes: dict[str, object]) -> None:
+def test_the_truth_explains_itself_and_nothing_else_does(changes: dict[str, Any]) -> None:
     subject = make_subject(**({"model": "mlp(hidden=16)"} | changes))
     truths = [t.batch.inputs for t in subject.targets]
     assert not any(row.search_failed for row in explained(subject, truths))

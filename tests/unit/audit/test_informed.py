@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 import torch
@@ -91,7 +92,7 @@ def candidate(stance: str, **changes: object) -> Reconstruction:
     return Reconstruction(torch.zeros(1, 1, 8, 8), torch.tensor([0]), "some", **(healthy | changes))  # type: ignore[arg-type]
 
 
-def subject(defense: str, **changes: object) -> Subject:
+def subject(defense: str, **changes: Any) -> Subject:
     return make_subject(defense=defense, **changes)
 
 

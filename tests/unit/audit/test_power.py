@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -16,7 +17,7 @@ from gradveil.study.rung import RungRecord, RungTask
 from gradveil.tensors import Named, flatten, norm
 from tests.unit.audit.small import make_subject
 
-SMALL = Cell(data="digits", model="mlp(hidden=16)", records=8, ensemble="linear_layer", device="cpu", risk="off")
+SMALL = Cell(data="digits", model="mlp(hidden=16)", records=8, ensemble="linear_layer", device="cpu", risk="off", lists="off")
 
 
 def tensors(*values: float) -> Named:
@@ -60,7 +61,7 @@ def test_silence_leaks_at_its_weight_and_nothing_cannot_leak() -> None:
         {"defense": "embedding_noise(delta=1.0)", "cut": "cut1"},
     ],
 )
-def test_the_whole_update_is_what_a_client_without_a_defense_sends(changes: dict[str, object]) -> None:
+def test_the_whole_update_is_what_a_client_without_a_defense_sends(changes: dict[str, Any]) -> None:
     bare = make_subject(**(changes | {"defense": "none"}))
     leaking = plant(make_subject(**changes), 1.0)
     for target, other in zip(leaking.targets, bare.targets, strict=True):

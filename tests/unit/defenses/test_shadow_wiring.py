@@ -56,7 +56,7 @@ def test_the_attacker_makes_noise_from_several_starts_and_fits_codes_once(monkey
     defense = shadow(foreground=0.0)
     own, round_index = learner(), 4
     attacker = ShadowAdversary(defense, iterations=2, starts=3)
-    attacker._subtracted(own, given.inputs, given.targets, round_index)
+    attacker.subtracted(own, given.inputs, given.targets, round_index)
     assert len(calls) == 9 and {at for *_, at in calls} == {round_index}
     assert {names for names, *_ in calls} == {("0", "1")}
     assert len({seed for _, seed, _ in calls}) == 3

@@ -65,14 +65,14 @@ def test_with_power_it_is_and_says_where_these_attackers_win() -> None:
     assert status_of(held, BARE) is Status.UNBROKEN
     assert "Not broken by" in said(held)
     assert "they break gaussian_noise(std=0.01) (20 of 32)" in said(held), "the strongest setting that fell"
-    assert "once 3.4 % of the raw update" in said(held)
+    assert "a leak of the raw update is 3.4 % of what is seen (a50)" in said(held)
 
 
 def test_attackers_who_won_nowhere_prove_nothing() -> None:
     weak = replace(SHOWN, shown=False, ladder=SHOWN.ladder[2:], planted=SHOWN.planted[:1], a50=None)
     beaten = cell(1, power=weak)
-    assert status_of(beaten, BARE) is Status.CANNOT_TELL and "won nowhere" in said(beaten)
-    assert "won nowhere" in power_words(beaten)
+    assert status_of(beaten, BARE) is Status.CANNOT_TELL and "won only where nothing was defended" in said(beaten)
+    assert "won only where nothing was defended" in power_words(beaten)
     assert "Power not measured: too dear." in power_words(cell(1, power=Power(reason="too dear")))
     assert power_words(cell(1)).startswith("Power not measured")
 
