@@ -16,6 +16,7 @@ from gradveil.audit.cell import run_cell
 from gradveil.audit.informed import check_informed_moved, check_informed_ran, informed_by
 from gradveil.audit.scene import Subject, build_subject, load_cell_data
 from gradveil.defenses.base import ClientView, Defense, DefenseCard, State
+from gradveil.defenses.graddefense import GradDefense
 from gradveil.records import Comparison, Knowledge, Observation, Reconstruction, Update, WhatArrives
 from gradveil.study.cell import Cell
 from gradveil.study.limits import parse_limit
@@ -150,6 +151,19 @@ def test_the_contract_of_a_defense_tells_a_lazy_author_from_one_who_wrote_four_l
     (result,) = run_checks((adversary_undoes_something,), defense, Scene.of(defense))
     assert result.status == status
     assert status == "passed" or "informed: none ran" in result.message
+
+
+class LazyGradDefense(GradDefense):
+    """Its noise is far below the gradient of a steep loss, where nobody can tell which slices carry it."""
+
+    def adversary(self) -> OpenAdversary:
+        return Lazy()
+
+
+@pytest.mark.parametrize(("defense", "status"), [(GradDefense(), "passed"), (LazyGradDefense(), "failed")])
+def test_the_contract_looks_where_noise_is_loud_enough_to_be_told(defense: Defense, status: str) -> None:
+    (result,) = run_checks((adversary_undoes_something,), defense, Scene.of(defense))
+    assert result.status == status
 
 
 @pytest.fixture(scope="module")
