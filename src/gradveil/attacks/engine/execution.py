@@ -20,7 +20,7 @@ from gradveil.errors import UsageError
 from gradveil.recording import Recorded
 from gradveil.tensors import Named
 
-__all__ = ["COARSE_FROM", "MODES", "Execution", "choose_execution"]
+__all__ = ["COARSE_FROM", "CPU_BATCH_LIMIT", "MODES", "Execution", "choose_execution", "chunk_size"]
 
 MODES = ("auto", "batched", "looped", "captured", "compiled")
 Evaluate = Callable[[Tensor, Named], tuple[Tensor, Tensor]]
@@ -99,7 +99,7 @@ class _Captured:
 class _Chunks:
     """Evaluates candidates in chunks, and in smaller ones for good once a GPU's memory has not been enough.
 
-    How much a step needs depends on the network, the defense and the local steps replayed; `_chunk_size` only guesses it.
+    How much a step needs depends on the network, the defense and the local steps replayed; `chunk_size` only guesses it.
     """
 
     def __init__(self, together: Any, chunk: int) -> None:
@@ -146,7 +146,7 @@ def choose_execution(wanted: str, device: torch.device, parameters: int, candida
     """
     if wanted not in MODES:
         raise UsageError(f"execution mode {wanted!r} is unknown; choose one of {', '.join(MODES)}")
-    chunk = _chunk_size(device, parameters, candidates, examples)
+    chunk = chunk_size(device, parameters, candidates, examples)
     if wanted != "auto":
         return Execution(wanted, chunk)
     if device.type == "cuda":
@@ -157,7 +157,7 @@ def choose_execution(wanted: str, device: torch.device, parameters: int, candida
     return Execution("compiled" if worth else "batched", chunk)
 
 
-def _chunk_size(device: torch.device, parameters: int, candidates: int, examples: int) -> int:
+def chunk_size(device: torch.device, parameters: int, candidates: int, examples: int) -> int:
     """Bound memory: about a dozen copies of the gradient per candidate live at once, plus activations."""
     per_candidate = parameters * 4 * 12 + examples * 3_000_000
     if device.type == "cuda":
