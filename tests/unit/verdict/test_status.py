@@ -93,8 +93,24 @@ def test_what_a_list_names_is_never_called_unbroken() -> None:
         assert said(leaking).startswith(
             "The information is there, our search did not get it: 31 of 32 records pointed out on a list"
         )
+    for count in (2, 3):
+        lucky = cell(count, levels=by_list(31), power=SHOWN)
+        assert status_of(lucky, BARE) is Status.LISTED, "a hit more than the null had is no reason to doubt the list"
+    nearer = cell(2, levels=by_list(31), power=SHOWN, psnr=14.0)
+    assert status_of(nearer, BARE) is Status.UNCLEAR and "closer to the originals" in said(nearer)
     assert status_of(cell(1, levels=by_list(12), power=SHOWN), BARE) is Status.UNBROKEN, "less than half, as far as these tell"
     assert status_of(cell(20, levels=by_list(31)), BARE) is Status.BROKEN, "who rebuilds pictures needs no list"
+
+
+def test_not_broken_says_which_level_gives_records_away_all_the_same() -> None:
+    null = Bar(null="guess", value=0.004, high=1 / N)
+    listed = Listed(share=Share.of(12, N), size=256, null=null)
+    for power, begins in ((SHOWN, "Not broken by"), (None, "Not identified by")):
+        told = said(cell(1, levels=Levels(listed=ListLevel(lists={"random": listed})), power=power))
+        assert told.startswith(begins)
+        assert "That is about pictures alone: 12 of 32 records pointed out on a list of 256" in told
+    hidden = replace(listed, share=Share.of(1, N))
+    assert "pictures alone" not in said(cell(1, levels=Levels(listed=ListLevel(lists={"random": hidden})), power=SHOWN))
 
 
 @pytest.mark.parametrize(
