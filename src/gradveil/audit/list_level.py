@@ -15,7 +15,7 @@ from torch import Tensor
 
 from gradveil.attacks.base import AttackContext
 from gradveil.attacks.listing import Evidence, ListClient, Ranking, affordable, generic_evidence, own_evidence
-from gradveil.audit.list_counts import Try, best_guess, counted, of_the_strongest
+from gradveil.audit.list_counts import Try, best_guess, clustered, counted, of_the_strongest
 from gradveil.audit.list_others import others_known
 from gradveil.audit.lists import NEAREST, Pool, list_seed, neighbours
 from gradveil.audit.scene import Subject
@@ -128,20 +128,22 @@ class _Lists:
             return Listed(reason="no list of this kind has a second candidate")
         rankings = [self._ranked(each, listed, around) for each in evidence]
         sizes = [int(count) + 1 for count in others]
-        tries = [
-            Try(each.name, each.informed, pool.ranks(ranking.scores), sizes[: len(ranking.scores)], ranking.rehearsed)
-            for each, ranking in zip(evidence, rankings, strict=True)
-        ]
+        tries = []
+        for each, ranking in zip(evidence, rankings, strict=True):
+            n = len(ranking.scores)
+            ranks, together = pool.ranks(ranking.scores), pool.clusters(n)
+            tries.append(Try(each.name, each.informed, ranks, sizes[:n], ranking.rehearsed, together))
         return replace(counted(tries), **self._owners(rankings, listed))
 
     def _owners(self, rankings: Sequence[Ranking], listed: Tensor) -> dict[str, Any]:
-        if self.pool.owners is None:
+        pool = self.pool
+        if pool.owners is None:
             return {}
-        top, _ = of_the_strongest([share_of(self.pool.owner_hits(each.scores), len(each.scores)) for each in rankings])
-        return {
-            "owners": top,
-            "owners_null": best_guess("commonest owner", self.pool.commonest_owner(listed), top.n, len(rankings)),
-        }
+        hits = [list(pool.owner_hits(each.scores).values()) for each in rankings]
+        shares = [clustered(own, pool.owner_updates(len(each.scores))) for own, each in zip(hits, rankings, strict=True)]
+        top, _ = of_the_strongest(shares)
+        null = best_guess("commonest owner", pool.commonest_owner(listed), top.n, len(rankings))
+        return {"owners": top, "owners_null": null}
 
     def _presence(self, evidence: Sequence[Evidence], around: Tensor) -> Level:
         """Take every second record off its list, by a coin, and ask whether it is there."""
@@ -155,7 +157,7 @@ class _Lists:
         for each in evidence:
             ranking = self._ranked(each, shown, around)
             right = ranking.presence.says(ranking.scores) != absent[: len(ranking.scores)]
-            told = share_of(int(right.sum()), len(right))
+            told = clustered(right.tolist(), *pool.clusters(len(right)))
             reached.append(Reach(attacker=each.name, share=told, informed=each.informed, rehearsed=ranking.presence.rehearsed))
         top, best = of_the_strongest([each.share for each in reached])
         null = best_guess("coin", 0.5, top.n, len(reached))
