@@ -10,7 +10,6 @@ from gradveil.client.embedding import read_embedding, run_party
 from gradveil.client.local_training import LocalTraining
 from gradveil.client.update import defend, run_client
 from gradveil.defenses.base import Defense, State
-from gradveil.defenses.chain import parts_of
 from gradveil.learning.embedding import EmbeddingLearner
 from gradveil.learning.learner import Learner
 from gradveil.randomness import Seed
@@ -78,7 +77,4 @@ def arrives(
         sent = send(learner, batch, defense, seed, state=state, round_index=round_index, public=public)
         return sent.update.weights, sent.state
     made = defend(learner, batch, defense, seed, state=state, round_index=round_index, public=public)
-    if not any(part.lossy_encoding for part in parts_of(defense)):
-        return made.update.weights, made.state
-    payload = defense.encode(made.update, made.view)
-    return defense.decode(payload, ModelSpec.of(learner.model)).weights, made.state
+    return defense.as_read(made.update, made.view).weights, made.state

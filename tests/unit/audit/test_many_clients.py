@@ -34,8 +34,10 @@ MAPPED = (
     "data_noise",
     "example_clipping",
     "dp_sgd",
+    "svdefense",
+    "clipping + svdefense(weights='none', adaptive=False)",
 )
-ALONE = ("soteria", "censor")
+ALONE = ("soteria", "censor", "svdefense(hardened=True)")
 
 
 def guesses(subject: Subject, count: int = 4) -> tuple[Tensor, Tensor]:
