@@ -1,7 +1,8 @@
 """What an attacker who holds a list of candidates gets of a cell: who was in the update, whether anyone was, and whose it is.
 
 Two attackers try (`gradveil.attacks.listing`): one that only runs the client, and one with the defense's own adversary model.
-They get lists and releases, never the truth; this file builds the lists around the truth and counts.
+They get lists and releases, never the truth; this file builds the lists around the truth and counts. Whoever rebuilt a picture
+can also look it up on the list, so who rebuilt pictures is the third: a list never says less than pictures do.
 """
 
 from __future__ import annotations
@@ -27,6 +28,8 @@ from gradveil.study.measures import Share
 
 __all__ = ["list_level", "matching_share", "measure_lists"]
 
+REBUILT = "rebuilt pictures"
+"""Who looks up on the list what was rebuilt without it."""
 SIZE = 256
 SECONDS = 120.0
 """Of client runs that one list may take; a dear defense gets shorter lists, of at least `LEAST` candidates."""
@@ -39,15 +42,20 @@ OWN_RELEASES = 64
 """Releases of its own that the attacker who knows the defense learns from."""
 
 
-def list_level(subject: Subject) -> ListLevel | None:
-    """Measure the lists that a cell asks for; None where it asks for none."""
+def list_level(subject: Subject, pictures: Tensor | None = None) -> ListLevel | None:
+    """Measure the lists that a cell asks for; None where it asks for none.
+
+    Args:
+        subject: The cell.
+        pictures: What the choice among all attackers rebuilt, one per record; None where nobody tried.
+    """
     asked = subject.cell.lists
     if asked == "off":
         return None
-    return measure_lists(subject, SIZE if asked == "auto" else int(asked))
+    return measure_lists(subject, SIZE if asked == "auto" else int(asked), pictures=pictures)
 
 
-def measure_lists(subject: Subject, size: int, *, seconds: float = SECONDS) -> ListLevel:
+def measure_lists(subject: Subject, size: int, *, seconds: float = SECONDS, pictures: Tensor | None = None) -> ListLevel:
     """Let attackers with lists of up to so many candidates loose on the updates of a cell."""
     context = subject.context(1)
     size = min(size, len(subject.dataset))
@@ -55,7 +63,7 @@ def measure_lists(subject: Subject, size: int, *, seconds: float = SECONDS) -> L
     if size <= each:
         return ListLevel(reason=f"a list needs more candidates than the {each} records of an update; there are {size}")
     try:
-        return _Lists(subject, context, Pool.of(subject, _affordable(subject, context, size, seconds))).level()
+        return _Lists(subject, context, Pool.of(subject, _affordable(subject, context, size, seconds)), pictures).level()
     except GradveilError as error:
         return ListLevel(reason=f"no list could be tested: {error}")
 
@@ -75,6 +83,7 @@ class _Lists:
     subject: Subject
     context: AttackContext
     pool: Pool
+    pictures: Tensor | None = None
 
     @property
     def each(self) -> int:
@@ -133,16 +142,27 @@ class _Lists:
             n = len(ranking.scores)
             ranks, together = pool.ranks(ranking.scores), pool.clusters(n)
             tries.append(Try(each.name, each.informed, ranks, sizes[:n], ranking.rehearsed, together))
-        return replace(counted(tries), **self._owners(rankings, listed))
+        found = [ranking.scores for ranking in rankings]
+        if self.pictures is not None:
+            found.append(self._looked_up(self.pictures, listed))
+            tries.append(Try(REBUILT, True, pool.ranks(found[-1]), sizes, None, pool.clusters(len(listed))))
+        return replace(counted(tries), **self._owners(found, listed))
 
-    def _owners(self, rankings: Sequence[Ranking], listed: Tensor) -> dict[str, Any]:
+    def _looked_up(self, pictures: Tensor, listed: Tensor) -> Tensor:
+        """Return (records, N) how near each candidate is to the nearest picture of the update; nobody knows which is of which."""
+        flat = self.pool.inputs.flatten(1).double().cpu()
+        near = -torch.cdist(pictures[: len(listed)].flatten(1).double().cpu(), flat).square()
+        of_update: Tensor = near.unflatten(0, (-1, self.each)).amax(1)
+        updates = torch.tensor([update for update, _ in self.pool.records])
+        return of_update[updates].masked_fill(~listed, float("-inf"))
+
+    def _owners(self, scores: Sequence[Tensor], listed: Tensor) -> dict[str, Any]:
         pool = self.pool
         if pool.owners is None:
             return {}
-        hits = [list(pool.owner_hits(each.scores).values()) for each in rankings]
-        shares = [clustered(own, pool.owner_updates(len(each.scores))) for own, each in zip(hits, rankings, strict=True)]
+        shares = [clustered(list(pool.owner_hits(each).values()), pool.owner_updates(len(each))) for each in scores]
         top, _ = of_the_strongest(shares)
-        null = best_guess("commonest owner", pool.commonest_owner(listed), top.n, len(rankings))
+        null = best_guess("commonest owner", pool.commonest_owner(listed), top.n, len(scores))
         return {"owners": top, "owners_null": null}
 
     def _presence(self, evidence: Sequence[Evidence], around: Tensor) -> Level:

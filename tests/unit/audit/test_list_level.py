@@ -243,6 +243,28 @@ def test_a_near_copy_of_the_truth_is_no_miss() -> None:
     assert count(measure_lists(subject, 40)) == (12, 12)
 
 
+def test_who_rebuilt_a_picture_can_look_it_up() -> None:
+    """Under much noise no list attacker names anybody; with the pictures in hand whoever rebuilt them does."""
+    settings: dict[str, Any] = {"records": 8, "defense": "gaussian_noise(std=1000.0)"}
+    subject = make_subject(**settings)
+    pictures = torch.cat([target.batch.inputs for target in subject.targets])
+    blind = random_list(measure_lists(subject, SIZE))
+    told = random_list(measure_lists(subject, SIZE, pictures=0.7 * pictures + 0.1))
+    assert blind.share is not None and blind.share.count < 8
+    assert told.share is not None and (told.share.count, told.attacker) == (8, "rebuilt pictures")
+    assert [each.attacker for each in told.reached] == ["generic", "own", "rebuilt pictures"]
+    grey = random_list(measure_lists(subject, SIZE, pictures=torch.full_like(pictures, 0.5)))
+    assert grey.reached[-1].share.count <= 1 and grey.share is not None and grey.share.value < 0.5
+
+
+def test_of_a_batch_nobody_knows_which_picture_is_of_which_record() -> None:
+    subject = make_subject(records=8, batch_size=4, defense="gaussian_noise(std=1000.0)")
+    pictures = torch.cat([target.batch.inputs for target in subject.targets])
+    mixed = pictures.unflatten(0, (2, 4)).flip(1).flatten(0, 1)
+    straight, turned = (random_list(measure_lists(subject, SIZE, pictures=each)).reached[-1] for each in (pictures, mixed))
+    assert straight == turned and straight.share.count == 8
+
+
 def test_neighbours_are_those_with_the_nearest_updates() -> None:
     subject = make_subject(records=4)
     pool = Pool.of(subject, 12)

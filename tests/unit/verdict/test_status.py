@@ -9,10 +9,10 @@ import pytest
 
 from gradveil.study.evidence import Gap, Power, Rung
 from gradveil.study.kept import KeptCell
-from gradveil.study.levels import Levels, Listed, ListLevel
+from gradveil.study.levels import Level, Levels, Listed, ListLevel
 from gradveil.study.measures import Bar, Share, Spread, Summary
 from gradveil.study.results import Bars, CellResult, Check, Defense
-from gradveil.verdict.level_words import gain_words, gap_words, power_words, view_words
+from gradveil.verdict.level_words import gain_words, gap_words, level_rows, power_words, view_words
 from gradveil.verdict.levels import level_of, levels_of
 from gradveil.verdict.status import Status, cannot_tell, status_of
 from gradveil.verdict.words import judgement
@@ -66,6 +66,19 @@ def test_with_power_it_is_and_says_where_these_attackers_win() -> None:
     assert "Not broken by" in said(held)
     assert "they break gaussian_noise(std=0.01) (20 of 32)" in said(held), "the strongest setting that fell"
     assert "a leak of the raw update is 3.4 % of what is seen (a50)" in said(held)
+
+
+def test_breaking_the_undefended_update_is_called_that() -> None:
+    bare = replace(SHOWN, ladder=(Rung(spelling="none", identified=Share.of(32, N)),))
+    assert "they break the undefended update (32 of 32)" in power_words(cell(1, power=bare))
+
+
+def test_presence_stands_below_the_levels_where_it_was_asked() -> None:
+    told = Level(share=Share.of(29, N), null=Bar(null="coin", value=0.5, high=0.66))
+    asked = cell(1, levels=Levels(listed=ListLevel(lists=by_list(31).listed.lists, presence=told)))  # type: ignore[union-attr]
+    assert [title for title, _ in level_rows(asked)][-1] == "Whether a list has it at all"
+    assert level_rows(asked)[-1][1].share == told.share
+    assert len(level_rows(cell(1, levels=by_list(31)))) == 3
 
 
 def test_attackers_who_won_nowhere_prove_nothing() -> None:
