@@ -11,7 +11,7 @@ import contextlib
 import warnings
 import weakref
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -41,17 +41,20 @@ class _Recording:
     graph: torch.cuda.CUDAGraph
     given: Named
     found: Named
+    keeps: frozenset[str] = frozenset()
     sources: dict[str, tuple[weakref.ref[Tensor], int]] = field(default_factory=dict)
 
     def replay(self, given: Named) -> Named:
         for name, value in given.items():
             # Most constants of an attack are the same tensors at every step; copying the evidence of a large model each time
-            # would cost more than the launches that are saved.
+            # would cost more than the launches that are saved. What is kept in place is there already.
             source, version = self.sources.get(name, (None, 0))
-            if source is None or source() is not value or version != value._version:
+            if value is not self.given[name] and (source is None or source() is not value or version != value._version):
                 self.given[name].copy_(value)
                 self.sources[name] = weakref.ref(value), value._version
         self.graph.replay()
+        if self.keeps:
+            return {name: self.given[name] if name in self.keeps else value for name, value in self.found.items()}
         return {name: value.clone() for name, value in self.found.items()}
 
 
@@ -62,15 +65,24 @@ class Recorded:
     read tensors of its own that are replaced between calls: a recording goes on reading the old ones.
     """
 
-    def __init__(self, function: Callable[[Named], Named], *, patience: int = 0, most: int = 1000) -> None:
+    def __init__(
+        self,
+        function: Callable[[Named], Named],
+        *,
+        patience: int = 0,
+        most: int = 1000,
+        keeps: Collection[str] = (),
+    ) -> None:
         """Wrap a function.
 
         Args:
             function: Named tensors to named tensors.
             patience: Evaluations of one set of shapes before it is worth a recording.
             most: Recordings to keep; each holds a copy of what it is given and of what it returns.
+            keeps: Names under which it returns what it is to be given under the same name in the next call: a recording leaves
+                these where it reads them. Then all results stand in the recording's own memory, until the next call.
         """
-        self._function, self._patience, self._most = function, patience, most
+        self._function, self._patience, self._most, self._keeps = function, patience, most, frozenset(keeps)
         self._seen: Counter[Any] = Counter()
         self._recordings: dict[Any, _Recording] = {}
         self._possible = True
@@ -113,10 +125,10 @@ class Recorded:
             side = torch.cuda.Stream()
             side.wait_stream(before)
             with torch.cuda.stream(side):
-                answers = [self._function(fixed) for _ in range(WARM_UPS)]
+                answers = [self._answer(fixed) for _ in range(WARM_UPS)]
                 if _differ(*answers):
                     with _sums_in_order():
-                        answers = [self._function(fixed) for _ in range(WARM_UPS)]
+                        answers = [self._answer(fixed) for _ in range(WARM_UPS)]
             before.wait_stream(side)
             if any(value._version for value in fixed.values()) or _differ(*answers):
                 self._give_up("it changes what it is given, or leaves something to chance")
@@ -125,6 +137,7 @@ class Recorded:
             # One pool for all: results are copied out before another recording is replayed.
             with torch.cuda.graph(graph, pool=self._pool, stream=side):
                 found = self._function(fixed)
+                _keep(found, fixed, self._keeps)
         except RuntimeError as reason:
             # A capture that failed leaves its stream behind as the current one.
             torch.cuda.set_stream(before)
@@ -134,12 +147,23 @@ class Recorded:
             self._give_up(str(reason))
             return None
         self._pool = graph.pool()
-        return _Recording(graph, fixed, {name: value.detach() for name, value in found.items()})
+        return _Recording(graph, fixed, {name: value.detach() for name, value in found.items()}, self._keeps)
+
+    def _answer(self, given: Named) -> Named:
+        """Return what chance would show in: what is kept follows from the rest."""
+        return {name: value for name, value in self._function(given).items() if name not in self._keeps}
 
     def _give_up(self, reason: str) -> None:
         self._possible = False
         self.forget()
         warnings.warn(f"this step cannot be recorded and runs kernel by kernel: {reason}", RuntimeWarning, stacklevel=4)
+
+
+def _keep(found: Named, given: Named, names: Collection[str]) -> None:
+    """Put results where they are read from; first all aside, since one may be a view of what another was."""
+    aside = {name: found[name].clone() for name in names}
+    for name, value in aside.items():
+        given[name].copy_(value)
 
 
 @contextlib.contextmanager

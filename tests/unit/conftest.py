@@ -1,14 +1,18 @@
-"""What the tests of whole audits share: a folder with a user's own model, weights, defense and data."""
+"""What tests share: a folder with a user's own model, weights, defense and data; a stand-in for CUDA."""
 
 from __future__ import annotations
 
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
 from safetensors.torch import save_file
+
+from gradveil import recording
+from tests.unit.fake_cuda import FakeCuda
 
 NET = """
 from torch import nn
@@ -52,3 +56,13 @@ def own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     generator = torch.Generator().manual_seed(5)
     save_file({name: 0.3 * torch.randn(shape, generator=generator) for name, shape in shapes.items()}, "own_net.safetensors")
     return tmp_path
+
+
+@pytest.fixture
+def cuda(monkeypatch: pytest.MonkeyPatch) -> FakeCuda:
+    """Let recordings be made on a CPU, of functions that the stand-in watches."""
+    fake = FakeCuda()
+    monkeypatch.setattr(recording, "RECORDABLE", ("cpu",))
+    monkeypatch.setattr(recording, "_keep", fake.keep)
+    monkeypatch.setattr(recording, "torch", SimpleNamespace(**{**vars(torch), "cuda": fake}))
+    return fake

@@ -5,18 +5,15 @@ Most tests run on a stand-in for CUDA that records and replays the function itse
 
 from __future__ import annotations
 
-import contextlib
 import gc
-from collections.abc import Iterator
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 
-from gradveil import recording
 from gradveil.recording import Recorded
 from gradveil.tensors import Named
+from tests.unit.fake_cuda import FakeCuda
 
 GPU = pytest.mark.skipif(not torch.cuda.is_available(), reason="recordings need a CUDA device")
 
@@ -27,76 +24,6 @@ def pure(given: Named) -> Named:
         loss = ((given["inputs"] @ leaf).tanh() ** 2).sum()
     (slope,) = torch.autograd.grad(loss, leaf)
     return {"slope": slope, "count": given["count"] + 1}
-
-
-class FakeGraph:
-    """Holds what the function was given and returned while it was captured."""
-
-    def __init__(self) -> None:
-        self.plan: Any = None
-
-    def replay(self) -> None:
-        function, given, found = self.plan
-        for name, value in function(given).items():
-            found[name].copy_(value)
-
-    def pool(self) -> str:
-        return "pool"
-
-
-class FakeCuda:
-    """What `gradveil.recording` uses of torch.cuda, on a CPU."""
-
-    CUDAGraph = FakeGraph
-
-    def __init__(self) -> None:
-        self.capturing: FakeGraph | None = None
-        self.failure: RuntimeError | None = None
-        self.current = "main"
-
-    def synchronize(self) -> None:
-        pass
-
-    def Stream(self) -> Any:  # noqa: N802 - torch's name
-        return SimpleNamespace(wait_stream=lambda other: None)
-
-    def current_stream(self) -> Any:
-        return SimpleNamespace(wait_stream=lambda other: None, name=self.current)
-
-    def set_stream(self, stream: Any) -> None:
-        self.current = stream.name
-
-    def device(self, device: torch.device) -> Any:
-        return contextlib.nullcontext()
-
-    def stream(self, stream: Any) -> Any:
-        return contextlib.nullcontext()
-
-    @contextlib.contextmanager
-    def graph(self, graph: FakeGraph, pool: Any, stream: Any) -> Iterator[None]:
-        self.capturing, self.current = graph, "capture"
-        yield
-        self.capturing = None
-        if self.failure is not None:
-            raise self.failure  # as torch does: the capture's stream stays the current one
-        self.current = "main"
-
-    def watched(self, function: Any) -> Any:
-        def watching(given: Named) -> Named:
-            found: Named = function(given)
-            if self.capturing is not None:
-                self.capturing.plan = function, given, found
-            return found
-
-        return watching
-
-
-@pytest.fixture
-def cuda(monkeypatch: pytest.MonkeyPatch) -> FakeCuda:
-    fake = FakeCuda()
-    monkeypatch.setattr(recording, "RECORDABLE", ("cpu",))
-    monkeypatch.setattr(recording, "torch", SimpleNamespace(**{**vars(torch), "cuda": fake}))
-    return fake
 
 
 def draw(seed: int, rows: int, device: str = "cpu") -> Named:
@@ -239,3 +166,34 @@ def test_what_waits_for_the_gpu_runs_kernel_by_kernel() -> None:
         recorded({"weight": torch.ones(3, device="cuda")})
     assert torch.cuda.current_stream() == stream
     assert torch.equal(recorded({"weight": -torch.ones(3, device="cuda")})["twice"], torch.full((3,), -3.0, device="cuda"))
+
+
+def walking(given: Named) -> Named:
+    """A step whose state changes places: each is a view of what the other was."""
+    here, there = given["here"], given["there"]
+    return {"here": there, "there": here + given["pace"], "told": here * 2}
+
+
+def test_a_state_stays_where_the_recording_reads_it(cuda: FakeCuda) -> None:
+    recorded = Recorded(cuda.watched(walking), keeps={"here", "there"})
+    state, expected = ({"here": torch.zeros(3), "there": torch.ones(3)} for _ in range(2))
+    for step in range(6):
+        pace = {"pace": torch.full((3,), float(step))}
+        state, expected = recorded(state | pace), walking(expected | pace)
+        for name, value in expected.items():
+            assert torch.equal(state[name], value), (name, step)
+        state.pop("told"), expected.pop("told")
+    (graph,) = cuda.graphs
+    assert graph.replays == 6
+
+
+def luck_in_what_is_told(given: Named) -> Named:
+    told = given["here"] * torch.rand((), generator=CHANCE)
+    return {"here": given["here"], "there": given["there"], "told": told}
+
+
+def test_a_state_that_stands_still_hides_no_luck(cuda: FakeCuda) -> None:
+    recorded = Recorded(cuda.watched(luck_in_what_is_told), keeps={"here", "there"})
+    with pytest.warns(RuntimeWarning, match="chance"):
+        recorded({"here": torch.ones(3), "there": torch.ones(3)})
+    assert recorded.recordings == 0

@@ -20,12 +20,13 @@ from torch import Tensor
 
 from gradveil.adversary import MASK, OBSERVED, OpenAdversary, prefixed, with_prefix
 from gradveil.attacks.base import AttackContext
+from gradveil.attacks.engine.client_runs import run_clients
 from gradveil.attacks.generic.probe import Compare, Probe, probe_of, raw_updates
 from gradveil.attacks.generic.stances import Learned, Magnitudes, Renewing, Robust, robust_weights
 from gradveil.errors import UsageError, suggest
 from gradveil.learning.learner import Learner
 from gradveil.records import AdversaryModel, Comparison, Knowledge, Observation
-from gradveil.tensors import Named, stack
+from gradveil.tensors import Named
 
 __all__ = [
     "AUTHORLESS",
@@ -103,11 +104,9 @@ class StraightThrough(Renewing):
             return [{} for _ in learners]
         total = [{n: -v for n, v in raw_updates(learner, inputs, targets).items()} for learner in learners]
         for draw in range(self.draws):
-            # The client's own code is not made for vmap, so it runs candidate by candidate.
-            rows = [context.simulate(x, y, step * self.draws + draw) for x, y in zip(inputs, targets, strict=True)]
+            ran = run_clients(context, inputs, targets, step * self.draws + draw)
             for index, so_far in enumerate(total):
-                defended = stack([row[index] for row in rows])
-                total[index] = {n: v + defended[n] / self.draws for n, v in so_far.items()}
+                total[index] = {n: v + ran[index][n] / self.draws for n, v in so_far.items()}
         return [{n: v.detach() for n, v in each.items()} for each in total]
 
 

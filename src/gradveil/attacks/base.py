@@ -21,12 +21,26 @@ from gradveil.records import Knowledge, Observation, Reconstruction
 from gradveil.registry import Card, Registry
 from gradveil.tensors import Named, check_finite
 
-__all__ = ["ATTACKS", "Attack", "AttackCard", "AttackContext", "Cost", "Observe", "Simulate", "check_is_attack", "launch"]
+__all__ = [
+    "ATTACKS",
+    "Attack",
+    "AttackCard",
+    "AttackContext",
+    "Cost",
+    "Observe",
+    "Simulate",
+    "SimulateMany",
+    "check_is_attack",
+    "launch",
+]
 
 USES_THE_DEFENSE = ("informed", "straight_through", "averaged", "magnitudes", "robust", "learned")
 
 Simulate = Callable[[Tensor, Tensor, int], tuple[Named, ...]]
 """``(inputs, targets, draw) -> update of each round``: the client's whole defended code on the attacker's own data."""
+
+SimulateMany = Callable[[Tensor, Tensor, int], tuple[Named, ...]]
+"""The same for many candidates at once, along a leading axis of everything; all with the randomness of one draw."""
 
 Observe = Callable[[Tensor, Tensor, int], Observation]
 """``(inputs, targets, draw) -> observation``: what the attacker would have seen had the client held the attacker's own data."""
@@ -56,6 +70,7 @@ class AttackContext:
         budget: Most optimisation steps one recipe may spend.
         execution: ``auto``, ``batched``, ``looped``, ``captured`` or ``compiled``.
         simulate: The client's defended code on the attacker's own data, where the defense is known.
+        simulate_many: The same for many candidates at once; it may fail or err, so ask `engine.client_runs` instead.
         progress: Called with the number of candidate-steps done since the last call.
         random_defense: Whether the known defense draws randomness.
         own: Inputs (P, B, ...) and targets (P, B) of the attacker's own, each what one observation comes from, to find out what
@@ -70,6 +85,7 @@ class AttackContext:
     budget: int = 1000
     execution: str = "auto"
     simulate: Simulate | None = None
+    simulate_many: SimulateMany | None = None
     progress: Callable[[int], None] | None = None
     random_defense: bool = False
     own: tuple[Tensor, Tensor] | None = None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 import torch
@@ -118,12 +118,14 @@ class FeatureInversion(Attack):
         def loss(leaves: Named, constants: Named) -> Tensor:
             return misfit(leaves["inputs"], constants) * constants["unit"] + constants["tv"] * total_variation(leaves["inputs"])
 
-        def refresh(step: int, leaves: Named, constants: Named) -> Named:
-            weight = self.tv * (self.tv_end / self.tv) ** min(1.0, step / max(1.0, 0.9 * steps))
-            return {**constants, "tv": torch.full_like(constants["tv"], weight)}
+        def weight(step: int) -> float:
+            share = min(1.0, step / max(1.0, 0.9 * steps))
+            return self.tv * math.pow(self.tv_end / self.tv, share)
 
-        execution = choose_execution(context.execution, inputs.device, learner.parameters, inputs.shape[0], 1, 0)
-        measure = execution.prepare(misfit)
+        execution = choose_execution(context.execution, inputs.device, learner.parameters, inputs.shape[0], 1, steps)
+        if execution.mode == "compiled":  # the compiler does not follow the hooks that catch features
+            execution = replace(execution, mode="batched")
+        measure = execution.once().prepare(misfit)
         slope, start = measure(inputs.flatten(1), {"features": wanted})
         # In units of the misfit at the start: saturated features differ little from input to input, whatever their size.
         unit = 1 / start.clamp_min(1e-30)
@@ -133,7 +135,7 @@ class FeatureInversion(Attack):
             {"inputs": inputs},
             constants,
             boxed=frozenset({"inputs"}),
-            refresh=refresh,
+            schedules={"tv": weight},
             tracks=lambda step: step >= min(math.ceil(0.9 * steps), steps - 1),
         )
         outcome = optimise(problem, Adam(learning_rate=self.learning_rate), steps, execution, progress=context.progress)

@@ -13,7 +13,8 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from gradveil.attacks.base import AttackContext
+from gradveil.attacks.base import AttackContext, SimulateMany
+from gradveil.audit.many_clients import together
 from gradveil.audit.materials import Materials
 from gradveil.audit.party import build_party, own_data, own_part
 from gradveil.audit.state import CANDIDATES, Seen, bring_to_state, order_of_records, seen_by_model
@@ -117,6 +118,7 @@ class Subject:
             budget=self.cell.steps or budget,
             execution=self.cell.execution,
             simulate=None if idle else self._simulate,
+            simulate_many=None if idle else self._simulate_many,
             progress=progress,
             random_defense=any(part.random for part in parts),
             own=None if idle else self._own(),
@@ -142,6 +144,11 @@ class Subject:
 
     def _simulate(self, inputs: Tensor, targets: Tensor, draw: int) -> tuple[Named, ...]:
         return self.replay(Batch(inputs, targets), self.defense.quick(), Seed(self.cell.seed).child("simulated", draw))
+
+    @functools.cached_property
+    def _simulate_many(self) -> SimulateMany:
+        learners = self.targets[0].observation.learners
+        return together(learners, self.defense.quick(), Seed(self.cell.seed).child("simulated"), self.public)
 
     def replay(self, batch: Batch, defense: Defense, seed: Seed) -> tuple[Named, ...]:
         """Return what the server would read, round by round, if the clients had these records and this defense."""

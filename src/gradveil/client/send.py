@@ -8,14 +8,15 @@ from torch import Tensor
 
 from gradveil.client.embedding import read_embedding, run_party
 from gradveil.client.local_training import LocalTraining
-from gradveil.client.update import run_client
+from gradveil.client.update import defend, run_client
 from gradveil.defenses.base import Defense, State
 from gradveil.learning.embedding import EmbeddingLearner
 from gradveil.learning.learner import Learner
 from gradveil.randomness import Seed
 from gradveil.records import Batch, ModelSpec, Payload, Update
+from gradveil.tensors import Named
 
-__all__ = ["Sent", "send"]
+__all__ = ["Sent", "arrives", "send"]
 
 
 @dataclass(frozen=True)
@@ -55,3 +56,25 @@ def send(
     result = run_client(learner, batch, defense, seed, state=state, round_index=round_index, public=public, local=local)
     read = defense.decode(result.payload, ModelSpec.of(learner.model).joined(learner.running))
     return Sent(result.payload, read, result.state, result.trained_batch)
+
+
+def arrives(
+    learner: Learner,
+    batch: Batch,
+    defense: Defense,
+    seed: Seed,
+    *,
+    state: State | None = None,
+    round_index: int = 0,
+    public: Tensor | None = None,
+) -> tuple[Named, State]:
+    """Return the weights that the receiver reads, and what the defense keeps, by nothing but arithmetic where that is possible.
+
+    The wire is left out where encoding changes no value, and running statistics, which no weight depends on; so that many clients
+    can run at once under ``torch.func.vmap``, where the defense allows it.
+    """
+    if isinstance(learner, EmbeddingLearner):
+        sent = send(learner, batch, defense, seed, state=state, round_index=round_index, public=public)
+        return sent.update.weights, sent.state
+    made = defend(learner, batch, defense, seed, state=state, round_index=round_index, public=public)
+    return defense.as_read(made.update, made.view).weights, made.state

@@ -21,7 +21,7 @@ from gradveil.registry import spell
 from gradveil.study.local_training import TrainingSettings
 from gradveil.tensors import Named, add, check_finite, sub
 
-__all__ = ["ClientResult", "horizontal_fault", "run_client"]
+__all__ = ["ClientResult", "Defended", "defend", "horizontal_fault", "run_client"]
 
 
 @dataclass(frozen=True)
@@ -29,6 +29,16 @@ class ClientResult:
     """What one client did in one round: what it sent, what it trained on, and the state it keeps."""
 
     payload: Payload
+    state: State
+    trained_batch: Batch
+
+
+@dataclass(frozen=True)
+class Defended:
+    """The same before it is encoded: the defended update, and the view that encoding takes."""
+
+    update: Update
+    view: ClientView
     state: State
     trained_batch: Batch
 
@@ -57,6 +67,22 @@ def run_client(
         local: What a federation adds: running statistics to keep, a correction of every step. None is a single update, made with
             the very arithmetic an attacker replays.
     """
+    made = defend(learner, batch, defense, seed, state=state, round_index=round_index, public=public, local=local)
+    return ClientResult(defense.encode(made.update, made.view), made.state, made.trained_batch)
+
+
+def defend(
+    learner: Learner,
+    batch: Batch,
+    defense: Defense,
+    seed: Seed,
+    *,
+    state: State | None = None,
+    round_index: int = 0,
+    public: Tensor | None = None,
+    local: LocalTraining | None = None,
+) -> Defended:
+    """Do all that `run_client` does but encode."""
     if learner.settings.clients > 1:
         raise UsageError(
             "run_client runs one client; for an aggregate run each with settings.clients = 1 and average what they send"
@@ -90,7 +116,7 @@ def run_client(
     update = Update(weights=weights, examples=len(batch), round=round_index, buffers=buffers)
     update, state = defense.protect_update(update, view, keeper.state)
     check_finite(update.weights, "the defended update")
-    return ClientResult(defense.encode(update, view), state, trained)
+    return Defended(update, view, state, trained)
 
 
 def horizontal_fault(defense: Defense) -> str | None:

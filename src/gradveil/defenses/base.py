@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from gradveil.adversary import OpenAdversary
+from gradveil.errors import UsageError
 from gradveil.learning.learner import Learner
 from gradveil.learning.losses import Loss
 from gradveil.randomness import Seed
@@ -119,6 +120,12 @@ class ClientView:
     public: Tensor | None = None
     stage: tuple[int, ...] = ()
 
+    def __post_init__(self) -> None:
+        """Refuse public inputs of another shape than the records, on which a defense would fail somewhere deep inside."""
+        if self.public is not None and self.raw_batch is not None and self.public.shape[1:] != self.raw_batch.inputs.shape[1:]:
+            shapes = [" × ".join(map(str, each.shape[1:])) for each in (self.public, self.raw_batch.inputs)]
+            raise UsageError(f"public inputs are {shapes[0]} and the client's records {shapes[1]}; bring them to one shape")
+
     def generator(self, role: str) -> torch.Generator:
         """Return this step's generator for one use; two hooks never share a stream."""
         seed = self.seed.child("stage", *self.stage, "step", self.step)
@@ -193,6 +200,12 @@ class Defense:
     def decode(self, payload: Payload, spec: ModelSpec) -> Update:
         """Return the update the server reads from a payload, or raise `BadUpdate`."""
         return decode_dense(payload, spec)
+
+    def as_read(self, update: Update, view: ClientView) -> Update:
+        """Return what the server would read, by arithmetic alone where that can be, so that many clients can be run at once."""
+        if not self.lossy_encoding:
+            return update
+        return self.decode(self.encode(update, view), ModelSpec.of(view.learner.model))
 
     @property
     def scheme(self) -> str:

@@ -36,11 +36,12 @@ def fisher_mask(gradient: Named, share: float) -> Named:
     the same for all rows. The threshold is the percentile 100 (1 - share) over the positions of all tensors together.
     """
     # Scaled to one, or squares of tiny gradients would vanish and those of huge ones overflow.
-    largest = max((float(value.abs().max()) for value in gradient.values() if value.numel()), default=0.0)
-    information = {n: _mean_square(v / largest if largest > 0 else v) for n, v in gradient.items()}
-    every = torch.cat([value.reshape(-1) for value in information.values()])
-    if share <= 0 or every.numel() == 0:
+    peaks = [value.abs().max() for value in gradient.values() if value.numel()]
+    if share <= 0 or not peaks:
         return {n: torch.zeros_like(v) for n, v in gradient.items()}
+    largest = torch.stack(peaks).max()
+    information = {n: _mean_square(v / torch.where(largest > 0, largest, torch.ones_like(largest))) for n, v in gradient.items()}
+    every = torch.cat([value.reshape(-1) for value in information.values()])
     position = math.ceil(round((1 - share) * (every.numel() - 1), 6))
     threshold = every.kthvalue(position + 1).values
     return {n: (information[n] >= threshold).to(v).expand_as(v) for n, v in gradient.items()}

@@ -25,22 +25,23 @@ TRIALS = 24
 """Halvings of the interval in which the noise must lie."""
 
 
-def magnitude_percentile(update: Named, percentile: float) -> float:
-    """Return a percentile of |u| over all entries of all tensors that are not zero; 0 where there are none.
+def magnitude_percentile(update: Named, percentile: float) -> Tensor:
+    """Return a percentile of |u| over all entries of all tensors that are not zero, in double precision; 0 where there are none.
 
     Between two entries it is interpolated linearly, as numpy does. `torch.quantile` refuses more than 16 million entries, so the
-    two neighbours are selected instead, which is also cheaper than sorting.
+    largest are selected instead, as many as there may be from the lower neighbour on, which is also cheaper than sorting all.
     """
     found = [value.reshape(-1) for value in update.values() if value.numel()]
-    entries = torch.cat(found).abs() if found else torch.empty(0)
-    entries = entries[entries != 0]
-    if entries.numel() == 0:
-        return 0.0
-    place = percentile / 100 * (entries.numel() - 1)
-    below = math.floor(place)
-    low = float(entries.kthvalue(below + 1).values)
-    high = float(entries.kthvalue(min(below + 2, entries.numel())).values)
-    return low + (place - below) * (high - low)
+    if not found:
+        return torch.zeros((), dtype=torch.float64)
+    entries = torch.cat(found).abs()
+    falling = entries.topk(entries.numel() - math.floor(percentile / 100 * (entries.numel() - 1))).values.double()
+    last = (entries != 0).sum() - 1  # place of the smallest that counts, were all of them sorted falling
+    place = percentile / 100 * last.clamp_min(0).double()
+    below = place.floor()
+    low = falling.gather(0, (last.clamp_min(0) - below.long()).reshape(1))
+    high = falling.gather(0, (last - below.long() - 1).clamp_min(0).reshape(1))
+    return (low + (place - below) * (high - low)).reshape(())
 
 
 def estimate_scale(seen: Tensor, share: float, percentile: float) -> float:
@@ -153,11 +154,11 @@ class PercentileNoise(Defense):
         check_finite(update.weights)
         if self.share == 0:
             return update, state
-        std = self.share * magnitude_percentile(update.weights, self.percentile)
+        std = self.share * magnitude_percentile(update.weights, self.percentile)  # a tensor: the host need not wait for it
         generator = view.generator("percentile_noise")
 
         def noisy(value: Tensor) -> Tensor:
-            return value + std * torch.randn(value.shape, generator=generator, device=value.device, dtype=value.dtype)
+            return value + std.to(value) * torch.randn(value.shape, generator=generator, device=value.device, dtype=value.dtype)
 
         return update.replace(weights={name: noisy(value) for name, value in update.weights.items()}), state
 

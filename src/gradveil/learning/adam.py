@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from torch import Tensor
 
-__all__ = ["AdamRule", "AdamStep", "adam_step"]
+__all__ = ["AdamRule", "AdamStep", "adam_step", "begun"]
 
 
 @dataclass(frozen=True)
@@ -49,8 +49,23 @@ class AdamStep(NamedTuple):
 USUAL = AdamRule()
 
 
+Shares = tuple[float | Tensor, float | Tensor]
+
+
+def begun(step: int, rule: AdamRule = USUAL) -> tuple[float, float]:
+    """Return how much of the two means is there after this step, both having begun at zero."""
+    first, second = (1 - keep ** (step + 1) for keep in rule.keep)
+    return first, second
+
+
 def adam_step(
-    gradient: Tensor, mean: Tensor, square: Tensor, step: int, *, rate: float | Tensor | None = None, rule: AdamRule = USUAL
+    gradient: Tensor,
+    mean: Tensor,
+    square: Tensor,
+    step: int | Shares,
+    *,
+    rate: float | Tensor | None = None,
+    rule: AdamRule = USUAL,
 ) -> AdamStep:
     """Return what to subtract from a tensor with this gradient; nothing is changed in place, and vmap and autograd go through.
 
@@ -58,7 +73,7 @@ def adam_step(
         gradient: At the tensor.
         mean: What was remembered of earlier gradients; zeros at the start.
         square: What was remembered of their squares.
-        step: Number of the step, from 0.
+        step: Number of the step, from 0; or what its `begun` gives, where a recorded step cannot count.
         rate: Learning rate; None gives the direction, for those who look at it before they go.
         rule: Which Adam.
     """
@@ -68,6 +83,7 @@ def adam_step(
     )
     first, second = mean, square
     if rule.corrected:
-        first, second = (each / (1 - keep ** (step + 1)) for each, keep in zip((mean, square), rule.keep, strict=True))
+        shares = begun(step, rule) if isinstance(step, int) else step
+        first, second = (each / share for each, share in zip((mean, square), shares, strict=True))
     spread = (second + rule.inside if rule.inside else second).sqrt() + rule.outside
     return AdamStep((first if rate is None else rate * first) / spread, mean, square)

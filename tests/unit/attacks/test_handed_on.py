@@ -39,7 +39,7 @@ def watched(monkeypatch: pytest.MonkeyPatch, module: str, name: str, inner: Any)
     ("attack", "module", "examples", "steps"),
     [
         (InvertingGradients(steps=7, restarts=2), "engine.matching", 2, 7),
-        (FeatureInversion(steps=7, restarts=2), "feature_inversion", 1, 0),
+        (FeatureInversion(steps=7, restarts=2), "feature_inversion", 1, 7),
         (Peeling(steps=8, restarts=2), "peeling", 1, 0),  # never recorded on a CPU
     ],
     ids=lambda value: value.card.name if isinstance(value, Attack) else None,

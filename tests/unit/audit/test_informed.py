@@ -125,7 +125,15 @@ def test_who_used_what_is_known_of_the_defense(defense: str, stances: list[str],
     check = check_informed_ran(seen, candidates)
     assert check.level == ("ok" if who in ("", "own") else "warn")
     assert ("none ran" in check.sentence) == (who in ("generic", "none"))
+    blamed = "searches as if there were no defense" in check.sentence
+    assert blamed == (who in ("generic", "none"))
     assert ("magnitudes" in check.sentence) == (who == "generic" and "magnitudes" in stances)
+
+
+def test_no_author_is_blamed_for_an_ensemble_that_asks_no_author() -> None:
+    check = check_informed_ran(subject("pruning(rate=0.9)"), [[candidate("plain")]])
+    assert check.level == "warn" and "none ran" in check.sentence
+    assert "no attack of this ensemble takes the stance" in check.sentence and "quick" in check.remedy
 
 
 def test_nobody_is_blamed_for_a_defense_that_attackers_were_not_told() -> None:

@@ -69,7 +69,7 @@ def lenet_gradient(activation: str) -> Named:
 @pytest.mark.parametrize("share", [0.01, 0.1, 0.5, 1.0, 2.0])
 def test_an_attacker_estimates_the_noise_of_a_real_update(activation: str, share: float, slack: float) -> None:
     clean = lenet_gradient(activation)
-    truth = share * magnitude_percentile(clean, 95.0)
+    truth = share * float(magnitude_percentile(clean, 95.0))
     vector = flatten(clean)
     seen = vector + truth * torch.randn(vector.shape, generator=torch.Generator().manual_seed(1))
     assert estimate_scale(seen, share, 95.0) == pytest.approx(truth, rel=slack)

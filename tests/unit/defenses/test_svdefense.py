@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
+from torch.func import vmap
 
 from gradveil.attacks.engine.objectives import OBJECTIVES
 from gradveil.attacks.linear_layer import layer_inputs
@@ -18,12 +19,13 @@ from gradveil.defenses.gaussian_noise import GaussianNoise
 from gradveil.defenses.svdefense.adversary import TruncationAdversary
 from gradveil.defenses.svdefense.defense import SVDefense, layer_weights_by_entropy
 from gradveil.defenses.svdefense.tilt import LEFT_SHARE, tilted
-from gradveil.defenses.svdefense.truncation import ChannelWeights, rank_above, spectral_entropy, truncate
+from gradveil.defenses.svdefense.truncation import ChannelWeights, rank_above, spectral_entropy, truncate, what_is_read
 from gradveil.errors import BadUpdate, DefenseOrder, UsageError
 from gradveil.records import Batch, Payload, Update
 from gradveil.tensors import Named
 from gradveil.testing.defenses_scene import Scene, distance, draw_batch, spec_of
 from gradveil.wire import tensor_bytes
+from gradveil.wire.factors import Factors
 
 GOLDEN: dict[str, dict[str, Any]] = json.loads((Path(__file__).parents[2] / "golden" / "defenses_svdefense.json").read_text())
 KINDS: tuple[ChannelWeights, ...] = ("squared", "absolute", "none")
@@ -75,6 +77,22 @@ def test_the_gram_matrix_gives_what_an_svd_gives(weights: ChannelWeights, shape:
     shares = sigma.square() / sigma.square().sum()
     assert float(shares[:k].sum()) > threshold >= float(shares[: k - 1].sum())
     assert found.residual == pytest.approx(float((wide - expected).square().sum() / wide.square().sum()), abs=1e-10)
+
+
+@pytest.mark.parametrize("weights", KINDS)
+@pytest.mark.parametrize("shape", [(12, 75), (75, 12), (10, 10), (1, 9)])
+@pytest.mark.parametrize("threshold", [None, 0.0, 0.9, 0.9999])
+def test_many_matrices_at_once_are_read_as_each_alone(
+    weights: ChannelWeights, shape: tuple[int, int], threshold: float | None
+) -> None:
+    few = [draw(*shape, dtype=torch.float32, seed=seed) for seed in range(3)]
+    few[1][-1] = 1e-12 * few[1][0]  # a dead channel
+    many = torch.stack([*few, torch.zeros(shape), torch.ones(shape)])
+    together = vmap(lambda matrix: what_is_read(matrix, weights, 0.3, threshold))(many)
+    for matrix, read in zip(many, together, strict=True):
+        found = truncate(matrix, weights=weights, beta=0.3, threshold=threshold)
+        sent = Factors(found.scale, found.left, found.sigma, found.right).whole()
+        assert float((read - sent).norm()) <= 1e-6 * max(1.0, float(matrix.norm()))
 
 
 def test_rank_is_clamped_and_the_threshold_is_strict() -> None:

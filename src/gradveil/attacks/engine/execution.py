@@ -20,7 +20,7 @@ from gradveil.errors import UsageError
 from gradveil.recording import Recorded
 from gradveil.tensors import Named
 
-__all__ = ["COARSE_FROM", "MODES", "Execution", "choose_execution"]
+__all__ = ["COARSE_FROM", "CPU_BATCH_LIMIT", "MODES", "Chunks", "Evaluate", "Execution", "choose_execution", "chunk_size"]
 
 MODES = ("auto", "batched", "looped", "captured", "compiled")
 Evaluate = Callable[[Tensor, Named], tuple[Tensor, Tensor]]
@@ -50,6 +50,10 @@ class Execution:
         """Return the same for a single evaluation, which is not worth compiling or recording."""
         return replace(self, mode="batched") if self.mode in ("compiled", "captured") else self
 
+    def together(self, loss: Callable[[Tensor, Named], Tensor]) -> Chunks:
+        """Return the same for candidates that are mapped, as they are, neither compiled nor recorded."""
+        return Chunks(vmap(grad_and_value(loss)), self.chunk)
+
     def prepare(self, loss: Callable[[Tensor, Named], Tensor]) -> Evaluate:
         """Return ``(rows, constants) -> (gradients, values)`` over all candidates."""
         if self.mode == "looped":
@@ -59,7 +63,7 @@ class Execution:
             together = torch.compile(together, dynamic=False)
         if self.mode == "captured":
             together = _Captured(together)
-        return _Chunks(together, self.chunk)
+        return Chunks(together, self.chunk)
 
 
 def _looped(loss: Callable[[Tensor, Named], Tensor], rows: Tensor, constants: Named) -> tuple[Tensor, Tensor]:
@@ -96,27 +100,35 @@ class _Captured:
         self._recorded.forget()
 
 
-class _Chunks:
+class Chunks:
     """Evaluates candidates in chunks, and in smaller ones for good once a GPU's memory has not been enough.
 
-    How much a step needs depends on the network, the defense and the local steps replayed; `_chunk_size` only guesses it.
+    How much a step needs depends on the network, the defense and the local steps replayed; `chunk_size` only guesses it.
     """
 
     def __init__(self, together: Any, chunk: int) -> None:
+        """Begin with so many at a time."""
         self._together, self._chunk = together, chunk
 
     def __call__(self, rows: Tensor, constants: Named) -> tuple[Tensor, Tensor]:
+        """Return gradients and values of all candidates."""
         while True:
             try:
                 return self._evaluate(rows, constants)
             except torch.OutOfMemoryError:
-                if self._chunk == 1 or rows.shape[0] == 1:
+                # What a recording has begun only it can end.
+                if (torch.cuda.is_available() and torch.cuda.is_current_stream_capturing()) or not self.halve(len(rows)):
                     raise
             # Outside the handler: until it ends, the exception keeps everything alive that filled the memory.
             if isinstance(self._together, _Captured):
                 self._together.forget()
             torch.cuda.empty_cache()
-            self._chunk = _equal_chunks(rows.shape[0], -(-min(self._chunk, rows.shape[0]) // 2))
+
+    def halve(self, candidates: int) -> bool:
+        """Take half as many at a time from now on, and tell whether that was possible."""
+        now = min(self._chunk, candidates)
+        self._chunk = _equal_chunks(candidates, -(-now // 2))
+        return now > 1
 
     def _evaluate(self, rows: Tensor, constants: Named) -> tuple[Tensor, Tensor]:
         if rows.shape[0] <= self._chunk:
@@ -146,7 +158,7 @@ def choose_execution(wanted: str, device: torch.device, parameters: int, candida
     """
     if wanted not in MODES:
         raise UsageError(f"execution mode {wanted!r} is unknown; choose one of {', '.join(MODES)}")
-    chunk = _chunk_size(device, parameters, candidates, examples)
+    chunk = chunk_size(device, parameters, candidates, examples)
     if wanted != "auto":
         return Execution(wanted, chunk)
     if device.type == "cuda":
@@ -157,7 +169,7 @@ def choose_execution(wanted: str, device: torch.device, parameters: int, candida
     return Execution("compiled" if worth else "batched", chunk)
 
 
-def _chunk_size(device: torch.device, parameters: int, candidates: int, examples: int) -> int:
+def chunk_size(device: torch.device, parameters: int, candidates: int, examples: int) -> int:
     """Bound memory: about a dozen copies of the gradient per candidate live at once, plus activations."""
     per_candidate = parameters * 4 * 12 + examples * 3_000_000
     if device.type == "cuda":

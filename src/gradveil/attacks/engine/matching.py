@@ -178,28 +178,28 @@ def _run_recipe(recipe: Recipe, observations: Sequence[Observation], context: At
     if recipe.statistics and execution.mode == "compiled":
         # The compiler does not follow the hooks that listen to BatchNorm layers.
         execution = dataclasses.replace(execution, mode="batched")
-    refresh = _refresher(matching, adversary, first.learners, context, steps)
-    begun = _scheduled(refresh, 0, leaves, constants)
-    # Weights of priors are tuned for a unit taken where ReLUs are smoothest, before their sharpness begins to grow.
-    begun |= {"sharpness": constants["sharpness"]} if smooth else {}
-    slope, value = _misfits(matching, leaves, begun, execution)
-    if recipe.relative and recipe.matching:
-        constants["unit"] = 1 / value.clamp_min(1e-30)
     problem = Problem(
         loss=matching.loss,
         leaves=leaves,
         constants=constants,
         boxed=frozenset({"inputs"}) if recipe.box else frozenset(),
-        refresh=refresh,
+        refresh=_refresher(matching, adversary, first.learners, context, steps),
         tracks=_tracker(adversary, smooth or recipe.tv_end is not None, steps, context),
+        schedules=_schedules(recipe, smooth, steps),
     )
+    begun = _constants_at(0, problem, leaves)
+    # Weights of priors are tuned for a unit taken where ReLUs are smoothest, before their sharpness begins to grow.
+    begun |= {"sharpness": constants["sharpness"]} if smooth else {}
+    slope, value = _misfits(matching, leaves, begun, execution)
+    if recipe.relative and recipe.matching:
+        constants["unit"] = 1 / value.clamp_min(1e-30)
     floor = float("-inf") if recipe.objective == LIKELIHOOD or not recipe.matching or recipe.relative else 1e-14
     outcome = optimise(
         problem, recipe.optimiser, steps, execution, stop_below=floor, progress=context.progress, watch=context.watch
     )
     if recipe.matching:
         # Priors and schedules aside: whether the *matching* moved is what tells a working attack from a smoothing filter.
-        ends = [(each, _scheduled(refresh, steps - 1, each, constants)) for each in (leaves, outcome.leaves)]
+        ends = [(each, _constants_at(steps - 1, problem, each)) for each in (leaves, outcome.leaves)]
         renewing = renewing_of(adversary, context)
         if renewing is not None and renewing.settles:
             # Weights of entries make two losses comparable only where both have the same.
@@ -251,9 +251,10 @@ def _statistics(observation: Observation, round_index: int) -> Named:
     return recover_statistics(learner, observation.updates[round_index].buffers, per_client)
 
 
-def _scheduled(refresh: Refresh | None, step: int, leaves: Named, constants: Named) -> Named:
-    """Return the constants as they are at one step for given leaves."""
-    return dict(constants) if refresh is None else refresh(step, leaves, constants)
+def _constants_at(step: int, problem: Problem, leaves: Named) -> Named:
+    """Return the constants of a problem as they are at one step for given leaves."""
+    constants = problem.constants | problem.scheduled(step)
+    return constants if problem.refresh is None else problem.refresh(step, leaves, constants)
 
 
 def _misfits(matching: _Matching, leaves: Named, constants: Named, execution: Execution) -> tuple[Tensor, Tensor]:
@@ -306,25 +307,29 @@ def _start(kind: str, shape: tuple[int, ...], generator: torch.Generator) -> Ten
 def _refresher(
     matching: _Matching, adversary: AdversaryModel, learners: tuple[Learner, ...], context: AttackContext, steps: int
 ) -> Refresh | None:
-    """Return the function that renews sharpness and what an adversary reads off the dummies, or None where nothing changes."""
+    """Return the function that renews what an adversary reads off the dummies, or None where it reads nothing."""
     renewing = renewing_of(adversary, context)
-    recipe = matching.recipe
-    last = math.ceil(SETTLED * steps) if renewing is not None and renewing.settles else steps
-    if not matching.smooth and renewing is None and recipe.tv_end is None:
+    if renewing is None or not matching.recipe.matching:
         return None
+    last, held = math.ceil(SETTLED * steps) if renewing.settles else steps, renewing
 
     def refresh(step: int, leaves: Named, constants: Named) -> Named:
-        fresh = dict(constants)
-        if matching.smooth:
-            fresh["sharpness"] = torch.full_like(constants["sharpness"], sharpness_at(step, steps))
-        if recipe.tv_end is not None:
-            share = min(1.0, step / max(1.0, SETTLED * steps))
-            fresh["tv"] = torch.full_like(constants["tv"], recipe.tv * (recipe.tv_end / recipe.tv) ** share)
-        if renewing is not None and recipe.matching and step < last and (step % REFRESH_EVERY == 0 or step == steps - 1):
-            fresh |= renewed(renewing, learners, leaves, constants, context, step)
-        return fresh
+        if step >= last or (step % REFRESH_EVERY and step != steps - 1):
+            return constants
+        return constants | renewed(held, learners, leaves, constants, context, step)
 
     return refresh
+
+
+def _schedules(recipe: Recipe, smooth: bool, steps: int) -> dict[str, Callable[[int], float]]:
+    """Return what changes from step to step alike for all candidates: sharpness, and the weight of the prior."""
+    found: dict[str, Callable[[int], float]] = {}
+    if smooth:
+        found["sharpness"] = lambda step: sharpness_at(step, steps)
+    if recipe.tv_end is not None:
+        ratio = recipe.tv_end / recipe.tv
+        found["tv"] = lambda step: recipe.tv * ratio ** min(1.0, step / max(1.0, SETTLED * steps))
+    return found
 
 
 def _tracker(adversary: AdversaryModel, changing: bool, steps: int, context: AttackContext) -> Callable[[int], bool] | None:

@@ -7,18 +7,20 @@ all optimisers.
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, Protocol
 
 import torch
 from torch import Tensor
 
-from gradveil.learning.adam import AdamRule, adam_step
+from gradveil.learning.adam import AdamRule, adam_step, begun
 
 __all__ = ["LBFGS", "Adam", "Optimiser", "Schedule", "learning_rate_at"]
 
 Schedule = Literal["constant", "steps", "cosine"]
 Memory = dict[str, Any]
+Numbers = Mapping[str, float | Tensor]
 
 MOST_HALVINGS = 20
 SEARCHING = AdamRule(interpolated=True, outside=1e-12)
@@ -47,8 +49,15 @@ class Optimiser(Protocol):
         """Return the memory of candidates that start at ``points`` (N, D); ``memory["trial"]`` is where to evaluate next."""
         ...
 
-    def advance(self, memory: Memory, values: Tensor, gradients: Tensor, active: Tensor, step: int, steps: int) -> Memory:
-        """Use the values (N,) and gradients (N, D) at the trial points; rows that are not ``active`` stay where they are."""
+    def numbers(self, step: int, steps: int) -> dict[str, float]:
+        """Return all that `advance` asks of the step, by name."""
+        ...
+
+    def advance(self, memory: Memory, values: Tensor, gradients: Tensor, active: Tensor, numbers: Numbers) -> Memory:
+        """Use the values (N,) and gradients (N, D) at the trial points; rows that are not ``active`` stay where they are.
+
+        A function of tensors whatever the step, so that it can be recorded once for all of them.
+        """
         ...
 
 
@@ -65,11 +74,16 @@ class Adam:
         """Begin with empty moments."""
         return {"trial": points, "mean": torch.zeros_like(points), "square": torch.zeros_like(points)}
 
-    def advance(self, memory: Memory, values: Tensor, gradients: Tensor, active: Tensor, step: int, steps: int) -> Memory:
+    def numbers(self, step: int, steps: int) -> dict[str, float]:
+        """Return the learning rate, and how much of the moments is there."""
+        mean, square = begun(step, SEARCHING)
+        return {"rate": learning_rate_at(self.schedule, self.learning_rate, step, steps), "mean": mean, "square": square}
+
+    def advance(self, memory: Memory, values: Tensor, gradients: Tensor, active: Tensor, numbers: Numbers) -> Memory:
         """Take one Adam step."""
         direction = gradients.sign() if self.signed else gradients
-        rate = learning_rate_at(self.schedule, self.learning_rate, step, steps)
-        move, mean, square = adam_step(direction, memory["mean"], memory["square"], step, rate=rate, rule=SEARCHING)
+        there = numbers["mean"], numbers["square"]
+        move, mean, square = adam_step(direction, memory["mean"], memory["square"], there, rate=numbers["rate"], rule=SEARCHING)
         moved = memory["trial"] - move
         return {"trial": torch.where(active[:, None], moved, memory["trial"]), "mean": mean, "square": square}
 
@@ -103,7 +117,11 @@ class LBFGS:
             "y": torch.zeros((n, self.history, d), dtype=points.dtype, device=points.device),
         }
 
-    def advance(self, memory: Memory, values: Tensor, gradients: Tensor, active: Tensor, step: int, steps: int) -> Memory:
+    def numbers(self, step: int, steps: int) -> dict[str, float]:
+        """Return nothing: every candidate has a pace of its own."""
+        return {}
+
+    def advance(self, memory: Memory, values: Tensor, gradients: Tensor, active: Tensor, numbers: Numbers) -> Memory:
         """Accept or halve, per candidate."""
         slope = (memory["gradient"] * memory["direction"]).sum(1)
         bound = memory["value"] + self.sufficient_decrease * memory["stride"] * slope

@@ -14,7 +14,7 @@ from gradveil.adversary import OpenAdversary
 from gradveil.defenses.base import DEFENSES, ClientView, Defense, DefenseCard
 from gradveil.defenses.svdefense.adversary import TruncationAdversary
 from gradveil.defenses.svdefense.tilt import left_is_known, tilted
-from gradveil.defenses.svdefense.truncation import ChannelWeights, Truncation, truncate
+from gradveil.defenses.svdefense.truncation import ChannelWeights, Truncation, truncate, what_is_read
 from gradveil.errors import BadUpdate
 from gradveil.records import ModelSpec, Payload, Update
 from gradveil.study.checks import check_choice, check_flag, check_number
@@ -166,6 +166,20 @@ class SVDefense(Defense):
     def decode(self, payload: Payload, spec: ModelSpec) -> Update:
         """Multiply the factors out, after checking every one of them."""
         return decode_factors(payload, spec, scaled=self.weights != "none" and not self.hardened)
+
+    def as_read(self, update: Update, view: ClientView) -> Update:
+        """Truncate every matrix by arithmetic alone; a tilt draws as many numbers as are kept, so it needs to know them."""
+        if self.hardened:
+            return super().as_read(update, view)
+        shapes = {name: matrix_shape(tuple(value.shape)) for name, value in update.weights.items()}
+        threshold = None if self.adaptive else self.threshold
+        read = {
+            name: value
+            if shape is None
+            else what_is_read(value.reshape(shape), self.weights, self.beta, threshold).view_as(value)
+            for (name, value), shape in zip(update.weights.items(), shapes.values(), strict=True)
+        }
+        return update.replace(weights=read)
 
     @property
     def scheme(self) -> str:

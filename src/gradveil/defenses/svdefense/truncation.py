@@ -16,7 +16,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-__all__ = ["ChannelWeights", "Truncation", "channel_weights", "rank_above", "spectral_entropy", "truncate"]
+__all__ = ["ChannelWeights", "Truncation", "channel_weights", "rank_above", "spectral_entropy", "truncate", "what_is_read"]
 
 ChannelWeights = Literal["squared", "absolute", "none"]
 
@@ -142,6 +142,33 @@ def truncate(matrix: Tensor, *, weights: ChannelWeights, beta: float, threshold:
     residual = 1 - float((torch.linalg.vector_norm(projected) / torch.linalg.vector_norm(unit)).square())
     rank = int((energies > 0).sum())
     return Truncation(scale, left, sigma * largest, right, projected * largest, entropy, rank, min(1.0, max(0.0, residual)))
+
+
+def what_is_read(matrix: Tensor, weights: ChannelWeights, beta: float, threshold: float | None) -> Tensor:
+    """Return what is left of a matrix (p, q) once it was truncated, sent and read; nothing is looked at, so vmap goes through.
+
+    The same as the product of the factors of `truncate`, up to rounding: directions that are cut off are multiplied by zero.
+    """
+    largest = matrix.abs().amax().double()
+    unit = matrix.double() / torch.where(largest > 0, largest, torch.ones_like(largest))
+    scale = _weights_in_units(unit, largest, weights)
+    tiny = torch.finfo(unit.dtype).tiny
+    relative = None if scale is None else scale / scale.max().clamp_min(tiny)
+    vectors, energies, tall = _gram_factors(unit, relative)
+    total = energies.sum().clamp_min(tiny)
+    shares = energies / total
+    entropy = (-torch.special.xlogy(shares, shares).sum()).clamp_min(0)
+    limit = -torch.expm1(-beta * entropy) if threshold is None else threshold
+    # A direction is kept where those before it do not hold enough, and the first in any case.
+    short = energies.cumsum(0) / total <= limit
+    kept = torch.cat([torch.ones_like(short[:1]), short[:-1]]) & (energies > 0)
+    basis = torch.where(kept, vectors, 0.0)
+    if not tall:
+        rows = basis if relative is None else basis * relative[:, None]
+        basis = (rows.mT @ unit).mT / torch.where(kept, energies, 1.0).sqrt()  # (q, p)
+    whole = (unit @ basis) @ basis.mT * largest
+    alive = 1.0 if scale is None else (scale > 0)[:, None]
+    return (whole * alive).to(matrix.dtype)
 
 
 def _gram_factors(matrix: Tensor, relative: Tensor | None) -> tuple[Tensor, Tensor, bool]:

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import pytest
 import torch
-from torch import Tensor
 
-from gradveil.adversary import OpenAdversary
 from gradveil.attacks import launch
 from gradveil.attacks.base import Attack
 from gradveil.attacks.engine import execution
 from gradveil.attacks.engine.execution import CAPTURE_PAYS, Execution, choose_execution
-from gradveil.attacks.engine.matching import Recipe, _Matching, _refresher
+from gradveil.attacks.engine.loop import Problem
+from gradveil.attacks.engine.matching import Recipe, _schedules
 from gradveil.attacks.engine.optimisers import LBFGS, MOST_HALVINGS, Adam, learning_rate_at
 from gradveil.attacks.engine.smooth_relu import sharpness_at
 from gradveil.attacks.feature_inversion import FeatureInversion
@@ -30,7 +29,9 @@ def test_adam_steps_as_far_as_the_schedule_says(schedule: str, step: int) -> Non
     moved = []
     for one in range(step + 1):
         before = memory["trial"]
-        memory = optimiser.advance(memory, torch.zeros(1), gradient, torch.ones(1, dtype=torch.bool), one, steps)
+        memory = optimiser.advance(
+            memory, torch.zeros(1), gradient, torch.ones(1, dtype=torch.bool), optimiser.numbers(one, steps)
+        )
         moved.append(float((memory["trial"] - before).abs().max()))
     # Of a gradient that stays the same, every step of Adam is as long as its learning rate.
     assert moved[-1] == pytest.approx(learning_rate_at(schedule, 0.5, step, steps), rel=1e-3)  # type: ignore[arg-type]
@@ -39,10 +40,10 @@ def test_adam_steps_as_far_as_the_schedule_says(schedule: str, step: int) -> Non
 def test_lbfgs_starts_again_after_so_many_halvings_and_not_before() -> None:
     optimiser, on = LBFGS(learning_rate=1.0), torch.ones(1, dtype=torch.bool)
     memory = optimiser.start(torch.zeros(1, 1))
-    memory = optimiser.advance(memory, torch.ones(1), torch.ones(1, 1), on, 0, 100)
+    memory = optimiser.advance(memory, torch.ones(1), torch.ones(1, 1), on, {})
     strides = []
-    for step in range(MOST_HALVINGS + 1):
-        memory = optimiser.advance(memory, torch.full((1,), 9.0), torch.ones(1, 1), on, step + 1, 100)
+    for _ in range(MOST_HALVINGS + 1):
+        memory = optimiser.advance(memory, torch.full((1,), 9.0), torch.ones(1, 1), on, {})
         strides.append(float(memory["stride"]))
     halved = [0.5 ** (count + 1) for count in range(MOST_HALVINGS)]
     assert strides == pytest.approx([*halved, 1.0])
@@ -80,10 +81,9 @@ def test_an_attack_that_diverges_says_so_of_the_candidate_that_did() -> None:
 
 
 @pytest.mark.parametrize("step", [0, 4, 19])
-def test_relus_are_as_sharp_as_their_step_says(step: int) -> None:
-    seen = observe(make_learner("lenet(activation='relu')"), make_batch())
-    matching = _Matching(Recipe(name="x", smooth_relu=True), seen.learners, OpenAdversary(), None, smooth=True)
-    refresh = _refresher(matching, OpenAdversary(), seen.learners, make_context(), 20)
-    assert refresh is not None
-    found: Tensor = refresh(step, {}, {"sharpness": torch.ones(3)})["sharpness"]
-    assert found.tolist() == pytest.approx([sharpness_at(step, 20)] * 3)
+def test_relus_are_as_sharp_and_priors_as_strong_as_their_step_says(step: int) -> None:
+    recipe = Recipe(name="x", smooth_relu=True, tv=0.5, tv_end=0.125)
+    problem = Problem(lambda leaves, constants: leaves["x"], {"x": torch.ones(3, 2)}, {}, schedules=_schedules(recipe, True, 20))
+    found = problem.scheduled(step)
+    assert found["sharpness"].tolist() == pytest.approx([sharpness_at(step, 20)] * 3)
+    assert found["tv"].tolist() == pytest.approx([0.5 * 0.25 ** min(1, step / 18)] * 3)

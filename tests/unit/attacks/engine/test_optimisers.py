@@ -69,13 +69,14 @@ def test_a_row_that_meets_nan_does_not_disturb_the_others() -> None:
 
 
 def test_adam_is_the_adam_of_torch() -> None:
-    memory, point = Adam(learning_rate=0.03, schedule="constant").start(STARTS), STARTS.clone().requires_grad_()
+    optimiser = Adam(learning_rate=0.03, schedule="constant")
+    memory, point = optimiser.start(STARTS), STARTS.clone().requires_grad_()
     reference = torch.optim.Adam([point], lr=0.03, eps=1e-12)
     active = torch.ones(4, dtype=torch.bool)
     for step in range(100):
         trial = memory["trial"].clone().requires_grad_()
         (slope,) = torch.autograd.grad((trial**4 - trial.sum(1, keepdim=True).square()).sum(), trial)
-        memory = Adam(learning_rate=0.03, schedule="constant").advance(memory, slope[:, 0], slope, active, step, 100)
+        memory = optimiser.advance(memory, slope[:, 0], slope, active, optimiser.numbers(step, 100))
         reference.zero_grad()
         (point**4 - point.sum(1, keepdim=True).square()).sum().backward()
         reference.step()
@@ -85,7 +86,7 @@ def test_adam_is_the_adam_of_torch() -> None:
 def test_signed_adam_sees_only_signs() -> None:
     optimiser, active = Adam(signed=True), torch.ones(2, dtype=torch.bool)
     slopes = torch.tensor([[3.0, -0.1], [300.0, -1e-5]])
-    memory = optimiser.advance(optimiser.start(torch.zeros(2, 2)), slopes[:, 0], slopes, active, 0, 10)
+    memory = optimiser.advance(optimiser.start(torch.zeros(2, 2)), slopes[:, 0], slopes, active, optimiser.numbers(0, 10))
     assert torch.equal(memory["trial"][0], memory["trial"][1])
     assert memory["trial"][0].sign().tolist() == [-1.0, 1.0]
 
@@ -95,7 +96,8 @@ def test_rows_that_are_not_active_stay() -> None:
     for optimiser in (Adam(), LBFGS()):
         memory = optimiser.start(torch.ones(2, 3))
         for step in range(3):
-            memory = optimiser.advance(memory, torch.ones(2) / (step + 1), torch.ones(2, 3), active, step, 3)
+            numbers = optimiser.numbers(step, 3)
+            memory = optimiser.advance(memory, torch.ones(2) / (step + 1), torch.ones(2, 3), active, numbers)
         assert torch.equal(memory["trial"][1], torch.ones(3))
         assert not torch.equal(memory["trial"][0], torch.ones(3))
 
