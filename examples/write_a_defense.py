@@ -7,20 +7,17 @@ and to see whether it stops anyone: ``gradveil audit --defense none --defense 'w
 from dataclasses import dataclass
 from typing import ClassVar
 
-from torch import Tensor
-
-from gradveil import Defense, Observation, Update
 from gradveil.adversary import OpenAdversary
-from gradveil.defenses import ClientView, DefenseCard, State
+from gradveil.defenses import ClientView, Defense, DefenseCard, State
 from gradveil.learning.learner import Learner
-from gradveil.records import WhatArrives
+from gradveil.records import Observation, Update, WhatArrives
 from gradveil.tensors import Named
 from gradveil.testing.defenses import check_defense
 
 
 @dataclass(frozen=True)
 class RoundingAdversary(OpenAdversary):
-    """The attacker who knows it: no entry arrives exactly, and what a guess would have sent is rounded before it is compared."""
+    """The attacker who knows it: no entry arrives exactly, and what a guess would send is rounded before it is compared."""
 
     step: float
 
@@ -29,13 +26,8 @@ class RoundingAdversary(OpenAdversary):
         return super().arrives(observation).replace(exact=frozenset)
 
     def on_update(self, update: Named, learner: Learner, variables: Named) -> Named:
-        """Round, and let the search pass through as if nothing were rounded: steps have no slope to follow."""
-        return {name: value + (rounded(value, self.step) - value).detach() for name, value in update.items()}
-
-
-def rounded(value: Tensor, step: float) -> Tensor:
-    """Round to a multiple of a step."""
-    return step * (value / step).round()
+        """Round; steps have no slope to follow, so the search passes through them as if nothing were rounded."""
+        return {name: value + (self.step * (value / self.step).round() - value).detach() for name, value in update.items()}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,7 +46,7 @@ class Rounding(Defense):
 
     def protect_update(self, update: Update, view: ClientView, state: State) -> tuple[Update, State]:
         """Round every tensor; a hook returns new values, and never changes what it was given."""
-        return update.replace(weights={name: rounded(value, self.step) for name, value in update.weights.items()}), state
+        return update.replace(weights={n: self.step * (v / self.step).round() for n, v in update.weights.items()}), state
 
     def adversary(self) -> OpenAdversary:
         """Return the attacker who knows the defense; the audit tries generic ones as well."""

@@ -33,7 +33,8 @@ from gradveil.verdict.words import setting_words
 from tests.unit.audit.small import digits
 
 LENET = "lenet(activation='relu')"
-CELL = Cell(data="digits", model=LENET, records=2, ensemble="inverting_gradients(steps=60, objective='l2')", cut="cut1")
+ATTACK = "inverting_gradients(steps=60, objective='l2')"
+CELL = Cell(data="digits", model=LENET, records=2, lists="32", ensemble=ATTACK, cut="cut1")
 
 
 def test_the_party_has_its_part_and_its_embedding_is_seen() -> None:
@@ -79,7 +80,11 @@ def test_a_cell_is_measured_like_any_other() -> None:
     assert record["certificate"]["identified"] is None
     size = 12 * 4 * 4 * 4  # channels, height, width, bytes
     assert record["bytes"]["up"] == size
-    assert record["risk"]["reason"] == "" and 0 < record["risk"]["defended"]["mean"] < 1
+    assert (
+        record["risk"]["reason"] == ""
+        and record["levels"]["list"]["lists"]["random"]["size"] == 32
+        and 0 < record["risk"]["defended"]["mean"] < 1
+    )
 
 
 def test_with_the_gradient_labels_are_read() -> None:
@@ -194,6 +199,7 @@ def test_the_report_of_a_mixed_run_shows_both_kinds_of_row(tmp_path: Path) -> No
         cut=["none", "cut1"],
         defense=["none"],
         records=2,
+        lists="32",
         ensemble=["inverting_gradients(steps=5, objective='l2')"],
     )
     result = run_audit(plan, tmp_path, workers=1)
@@ -212,4 +218,4 @@ def test_every_defense_that_fits_is_measured_with_every_attacker(name: str) -> N
     assert "plain" in stances and (name == "none" or "informed" in stances)
     assert {row["recipe"] for row in record["attackers"]} >= {"embedding_sharp", "embedding_smooth", "piste_like"}
     assert not [check for check in record["checks"] if check["level"] == "fail"]
-    assert record["risk"]["reason"] == ""
+    assert record["risk"]["reason"] == "" and record["levels"]["list"]["lists"]["random"]["size"] == 32

@@ -173,7 +173,8 @@ def test_a_dry_run_counts_and_writes_nothing(tmp_path: Path, monkeypatch: pytest
 def test_a_real_audit_runs_resumes_and_redoes_a_damaged_cell(tmp_path: Path, capsys: Captured) -> None:
     out = tmp_path / "o"
     options = "--data digits --model mlp --defense none --defense pruning(rate=0.5) --records 3 --device cpu --workers 1"
-    command = ["audit", *options.split(), "--ensemble", "inverting_gradients(steps=3, signed=False)", "--out", str(out)]
+    searched = ["--ensemble", "inverting_gradients(steps=3, signed=False)", "--lists", "16"]
+    command = ["audit", *options.split(), *searched, "--out", str(out)]
     assert main([*command, "--json"]) == 0
     first = json.loads(capsys.readouterr().out)
     files = {path.name: path.read_bytes() for path in sorted((out / "cells").iterdir())}

@@ -108,7 +108,8 @@ def test_from_a_file_to_a_table_and_a_report(own: Path, capsys: Captured, monkey
     assert main(["study", "table", "results/tiny.json.gz"]) == 0
     lines = capsys.readouterr().out.splitlines()
     heads = [line.split(" | ")[0] for line in lines]
-    assert heads == ["| defense", "|---|---|---|---|---|---|---|---|---|", "| nothing", "| Prune", "", "on two records"]
+    assert lines[0].startswith("| defense | label | list | strongest: identified | plain: identified | PSNR, dB | informed: ")
+    assert heads == ["| defense", "|" + "---|" * 12, "| nothing", "| Prune", "", "on two records"]
     assert main(["report", "results/tiny.json.gz", "--out", "page.html"]) == 0
     assert "pruning" in Path("page.html").read_text(encoding="utf-8")
     assert main(["report", "results/tiny.json.gz"]) == 0
