@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import NormalDist
 
@@ -104,25 +104,29 @@ def fewest_to_show(limit: float, share: float = 0.0, confidence: float = CONFIDE
     Without hits that is ln(1 - confidence) / ln(1 - limit).
 
     >>> fewest_to_show(0.05), fewest_to_show(0.05, 0.02), fewest_to_show(0.05, 0.06)
-    (59, 200, None)
+    (59, 181, None)
     """
     if not (0 < limit < 1 and share < limit):
         return None
     if share <= 0:
         return math.ceil(math.log(1 - confidence) / math.log1p(-limit) - 1e-9)
 
-    def shows(n: int) -> bool:
-        return exact_upper(math.ceil(share * n - 1e-9), n, confidence) <= limit
+    # Hits are whole, so 33 records can show less than 29; the most records with so many hits show more the more hits there are.
+    hits = _first(lambda hits: exact_upper(hits, math.floor(hits / share + 1e-9), confidence) <= limit, MOST_RECORDS * share)
+    return hits and _first(lambda n: n >= hits and exact_upper(hits, n, confidence) <= limit, MOST_RECORDS)
 
+
+def _first(holds: Callable[[int], bool], most: float) -> int | None:
+    """Return the first number from 1 on for which something holds that holds for all larger ones, too; None beyond ``most``."""
     high = 1
-    while not shows(high):
+    while not holds(high):
         high *= 2
-        if high > MOST_RECORDS:
+        if high > most:
             return None
     low = high // 2
     while high - low > 1:
         middle = (low + high) // 2
-        low, high = (low, middle) if shows(middle) else (middle, high)
+        low, high = (low, middle) if holds(middle) else (middle, high)
     return high
 
 
@@ -160,7 +164,7 @@ def mcnemar(first: Sequence[bool], second: Sequence[bool], clusters: Sequence[Ha
     Exact: of the records hit by one alone, each is either's with probability one half. With clusters, each cluster counts once,
     for the attacker who hit more of it, because its records share their luck.
 
-    >>> mcnemar([True] * 6 + [False], [False] * 7)
+    >>> round(mcnemar([True] * 6 + [False], [False] * 7), 5)
     0.03125
     """
     groups: dict[Hashable, int] = defaultdict(int)

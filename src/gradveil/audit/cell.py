@@ -216,7 +216,7 @@ def _judge(
         checks=tuple(run_checks(evidence)),
         bytes=_bytes(subject),
         certificate=certificate,
-        levels=Levels(label=label_level(subject, context), listed=list_level(subject), owners=owners),
+        levels=Levels(label=label_level(subject, context), listed=list_level(subject, selected.images), owners=owners),
         risk=_risk(risk, records, rows, selected) if risk else None,
         unavailable={"region": region} if isinstance(region, str) else {},
     )

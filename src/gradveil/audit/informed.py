@@ -57,12 +57,11 @@ def check_informed_ran(subject: Subject, candidates: Candidates) -> Check:
     stances = {candidate.stance for many in candidates for candidate in many} & set(AUTHORLESS)
     others = " and ".join(stance.replace("_", " ") for stance in AUTHORLESS if stance in stances)
     more = f"only generic attackers ({others}) took account of it" if others else "and no generic attacker could use it"
-    return Check(
-        name=name,
-        level="warn",
-        sentence=f"Informed: none ran, because the defense's own attacker searches as if there were no defense; {more}.",
-        remedy="Let its adversary() replay the defense or compare what survives it; `gradveil check` says whether it does.",
-    )
+    why = "the defense's own attacker searches as if there were no defense"
+    remedy = "Let its adversary() replay the defense or compare what survives it; `gradveil check` says whether it does."
+    if _searches_otherwise(subject, ran=False):
+        why, remedy = "no attack of this ensemble takes the stance of who knows it", "Name an ensemble that does, such as quick."
+    return Check(name=name, level="warn", sentence=f"Informed: none ran, because {why}; {more}.", remedy=remedy)
 
 
 def check_informed_moved(subject: Subject, candidates: Candidates) -> Check:
@@ -102,12 +101,17 @@ def _arrives(target: Target) -> bool:
     return bool(size == 0) or float(1 - (evidence @ simulated / size).square()) < SAME
 
 
-def _searches_otherwise(subject: Subject) -> bool:
-    """Whether the defense's own attacker has unknowns, a law of noise, a finish, or a comparison that is not the plain one."""
+def _searches_otherwise(subject: Subject, *, ran: bool = True) -> bool:
+    """Whether the defense's own attacker has unknowns, a law of noise, a finish, or a comparison that is not the plain one.
+
+    Args:
+        subject: The cell.
+        ran: Whether there are candidates of that attacker; else nothing tells whether a finish of its own would change anything.
+    """
     for target in subject.targets[:LOOKED_AT]:
         seen = target.observation
         told = seen.adversary.arrives(seen)
-        if told.noise_std is not None or told.plain_search:
+        if told.noise_std is not None or (ran and told.plain_search):
             return True  # a likelihood; or there are informed candidates, so that its finish has changed something
         if seen.adversary.variables(seen, torch.Generator().manual_seed(0)):
             return True

@@ -18,10 +18,12 @@ from gradveil.adversary import OpenAdversary
 from gradveil.attacks.base import AttackContext
 from gradveil.attacks.engine.label_belief import informed_belief
 from gradveil.attacks.engine.labels import classifier_layer, recover_labels
+from gradveil.audit.judge import clusters
 from gradveil.audit.scene import Subject
 from gradveil.learning.embedding import EmbeddingLearner
 from gradveil.metrics import label_hits, share_of, wilson
 from gradveil.records import Knowledge, Observation
+from gradveil.significance import effective_number
 from gradveil.study.levels import Level, Reach
 from gradveil.study.measures import Bar, Share
 
@@ -46,8 +48,9 @@ def label_level(subject: Subject, context: AttackContext) -> Level:
     reached = []
     for name, read in _readers(subject.targets[0].observation, context).items():
         found = [read(target.observation).cpu() for target in subject.targets]
-        hits = sum(int(label_hits(own, truth).sum()) for own, truth in zip(found, truths, strict=True))
-        reached.append(Reach(attacker=name, share=share_of(hits, sum(map(len, truths))), informed=name != "plain"))
+        hits = torch.cat([label_hits(own, truth) for own, truth in zip(found, truths, strict=True)]).tolist()
+        share = share_of(int(sum(hits)), len(hits), effective_number(hits, *clusters(subject)))
+        reached.append(Reach(attacker=name, share=share, informed=name != "plain"))
     share, attacker = strongest(reached)
     null = label_null(subject.candidate_labels, subject.dataset.classes, len(truths[0]), share.n)
     return Level(share=share, attacker=attacker, null=null, reached=tuple(reached))
@@ -89,9 +92,9 @@ def _unlabelled(observation: Observation) -> Observation:
 def strongest(reached: Sequence[Reach]) -> tuple[Share, str]:
     """Return the largest count and whose it is: its lower end allows for the choice, its upper end is the largest of all."""
     best = max(reached, key=lambda each: each.share.count)
-    low = wilson(best.share.count, best.share.n, 1 - (1 - CONFIDENCE) / len(reached))[0]
-    high = max(each.share.high for each in reached)
-    return dataclasses.replace(best.share, low=low, high=high), best.attacker
+    top, sure = best.share, 1 - (1 - CONFIDENCE) / len(reached)
+    low = Share.of(top.count, top.n, confidence=sure, effective=top.effective).low
+    return dataclasses.replace(top, low=low, high=max(each.share.high for each in reached)), best.attacker
 
 
 def label_null(labels: Tensor, classes: int, batch: int, records: int) -> Bar:

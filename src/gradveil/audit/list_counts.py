@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass, replace
 
 from scipy import stats
 
 from gradveil.audit.sensitivity import fit_sensitivity
-from gradveil.metrics import share_of, wilson
+from gradveil.metrics import share_of
+from gradveil.significance import effective_number
 from gradveil.study.levels import Listed, Reach
 from gradveil.study.measures import Bar, Share
 
-__all__ = ["Try", "best_guess", "counted", "of_the_strongest"]
+__all__ = ["Try", "best_guess", "clustered", "counted", "of_the_strongest"]
 
 
 @dataclass(frozen=True)
@@ -24,6 +25,18 @@ class Try:
     ranks: Sequence[int]
     sizes: Sequence[int]
     rehearsed: float | None
+    clusters: tuple[Sequence[Hashable], ...] = ()
+    """How records belong together: by update, by owner."""
+
+    @property
+    def share(self) -> Share:
+        """How many records it ranked first."""
+        return clustered([rank == 1 for rank in self.ranks], *self.clusters)
+
+
+def clustered(hits: Sequence[bool], *clusters: Sequence[Hashable]) -> Share:
+    """Return the share of hits, its interval as wide as records that share an update or an owner are worth."""
+    return share_of(sum(hits), len(hits), effective_number([float(hit) for hit in hits], *clusters))
 
 
 def counted(tries: Sequence[Try]) -> Listed:
@@ -31,7 +44,7 @@ def counted(tries: Sequence[Try]) -> Listed:
     reached = tuple(
         Reach(
             attacker=each.attacker,
-            share=share_of(sum(rank == 1 for rank in each.ranks), len(each.ranks)),
+            share=each.share,
             informed=each.informed,
             rehearsed=each.rehearsed,
         )
@@ -53,13 +66,12 @@ def counted(tries: Sequence[Try]) -> Listed:
 def of_the_strongest(reached: Sequence[Share]) -> tuple[Share, int]:
     """Return the largest share of several attackers and whose it is.
 
-    The lower end allows for having chosen among them (Bonferroni); the upper end is the largest of all.
+    The lower end allows for having chosen among them (Bonferroni); the upper end is the largest of all. Some look at few updates,
+    and 2 of 2 are no more than 63 of 64; so the largest is the one whose lower end is the highest.
     """
-    best = max(range(len(reached)), key=lambda place: (reached[place].value, reached[place].n))
-    top = reached[best]
-    low = wilson(top.count, top.n, 1 - 0.05 / len(reached))[0]
-    high = max(each.high for each in reached)
-    return Share(value=top.value, low=low, high=high, count=top.count, n=top.n), best
+    sure = [Share.of(each.count, each.n, confidence=1 - 0.05 / len(reached), effective=each.effective) for each in reached]
+    best = max(range(len(reached)), key=lambda place: (sure[place].low, sure[place].n, sure[place].value))
+    return replace(sure[best], high=max(each.high for each in reached)), best
 
 
 def best_guess(name: str, chance: float, n: int, attackers: int) -> Bar:

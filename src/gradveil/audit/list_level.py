@@ -1,7 +1,8 @@
 """What an attacker who holds a list of candidates gets of a cell: who was in the update, whether anyone was, and whose it is.
 
 Two attackers try (`gradveil.attacks.listing`): one that only runs the client, and one with the defense's own adversary model.
-They get lists and releases, never the truth; this file builds the lists around the truth and counts.
+They get lists and releases, never the truth; this file builds the lists around the truth and counts. Whoever rebuilt a picture
+can also look it up on the list, so who rebuilt pictures is the third: a list never says less than pictures do.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from torch import Tensor
 
 from gradveil.attacks.base import AttackContext
 from gradveil.attacks.listing import Evidence, ListClient, Ranking, affordable, generic_evidence, own_evidence
-from gradveil.audit.list_counts import Try, best_guess, counted, of_the_strongest
+from gradveil.audit.list_counts import Try, best_guess, clustered, counted, of_the_strongest
 from gradveil.audit.list_others import others_known
 from gradveil.audit.lists import NEAREST, Pool, list_seed, neighbours
 from gradveil.audit.scene import Subject
@@ -27,6 +28,8 @@ from gradveil.study.measures import Share
 
 __all__ = ["list_level", "matching_share", "measure_lists"]
 
+REBUILT = "rebuilt pictures"
+"""Who looks up on the list what was rebuilt without it."""
 SIZE = 256
 SECONDS = 120.0
 """Of client runs that one list may take; a dear defense gets shorter lists, of at least `LEAST` candidates."""
@@ -39,15 +42,20 @@ OWN_RELEASES = 64
 """Releases of its own that the attacker who knows the defense learns from."""
 
 
-def list_level(subject: Subject) -> ListLevel | None:
-    """Measure the lists that a cell asks for; None where it asks for none."""
+def list_level(subject: Subject, pictures: Tensor | None = None) -> ListLevel | None:
+    """Measure the lists that a cell asks for; None where it asks for none.
+
+    Args:
+        subject: The cell.
+        pictures: What the choice among all attackers rebuilt, one per record; None where nobody tried.
+    """
     asked = subject.cell.lists
     if asked == "off":
         return None
-    return measure_lists(subject, SIZE if asked == "auto" else int(asked))
+    return measure_lists(subject, SIZE if asked == "auto" else int(asked), pictures=pictures)
 
 
-def measure_lists(subject: Subject, size: int, *, seconds: float = SECONDS) -> ListLevel:
+def measure_lists(subject: Subject, size: int, *, seconds: float = SECONDS, pictures: Tensor | None = None) -> ListLevel:
     """Let attackers with lists of up to so many candidates loose on the updates of a cell."""
     context = subject.context(1)
     size = min(size, len(subject.dataset))
@@ -55,7 +63,7 @@ def measure_lists(subject: Subject, size: int, *, seconds: float = SECONDS) -> L
     if size <= each:
         return ListLevel(reason=f"a list needs more candidates than the {each} records of an update; there are {size}")
     try:
-        return _Lists(subject, context, Pool.of(subject, _affordable(subject, context, size, seconds))).level()
+        return _Lists(subject, context, Pool.of(subject, _affordable(subject, context, size, seconds)), pictures).level()
     except GradveilError as error:
         return ListLevel(reason=f"no list could be tested: {error}")
 
@@ -75,6 +83,7 @@ class _Lists:
     subject: Subject
     context: AttackContext
     pool: Pool
+    pictures: Tensor | None = None
 
     @property
     def each(self) -> int:
@@ -128,20 +137,33 @@ class _Lists:
             return Listed(reason="no list of this kind has a second candidate")
         rankings = [self._ranked(each, listed, around) for each in evidence]
         sizes = [int(count) + 1 for count in others]
-        tries = [
-            Try(each.name, each.informed, pool.ranks(ranking.scores), sizes[: len(ranking.scores)], ranking.rehearsed)
-            for each, ranking in zip(evidence, rankings, strict=True)
-        ]
-        return replace(counted(tries), **self._owners(rankings, listed))
+        tries = []
+        for each, ranking in zip(evidence, rankings, strict=True):
+            n = len(ranking.scores)
+            ranks, together = pool.ranks(ranking.scores), pool.clusters(n)
+            tries.append(Try(each.name, each.informed, ranks, sizes[:n], ranking.rehearsed, together))
+        found = [ranking.scores for ranking in rankings]
+        if self.pictures is not None:
+            found.append(self._looked_up(self.pictures, listed))
+            tries.append(Try(REBUILT, True, pool.ranks(found[-1]), sizes, None, pool.clusters(len(listed))))
+        return replace(counted(tries), **self._owners(found, listed))
 
-    def _owners(self, rankings: Sequence[Ranking], listed: Tensor) -> dict[str, Any]:
-        if self.pool.owners is None:
+    def _looked_up(self, pictures: Tensor, listed: Tensor) -> Tensor:
+        """Return (records, N) how near each candidate is to the nearest picture of the update; nobody knows which is of which."""
+        flat = self.pool.inputs.flatten(1).double().cpu()
+        near = -torch.cdist(pictures[: len(listed)].flatten(1).double().cpu(), flat).square()
+        of_update: Tensor = near.unflatten(0, (-1, self.each)).amax(1)
+        updates = torch.tensor([update for update, _ in self.pool.records])
+        return of_update[updates].masked_fill(~listed, float("-inf"))
+
+    def _owners(self, scores: Sequence[Tensor], listed: Tensor) -> dict[str, Any]:
+        pool = self.pool
+        if pool.owners is None:
             return {}
-        top, _ = of_the_strongest([share_of(self.pool.owner_hits(each.scores), len(each.scores)) for each in rankings])
-        return {
-            "owners": top,
-            "owners_null": best_guess("commonest owner", self.pool.commonest_owner(listed), top.n, len(rankings)),
-        }
+        shares = [clustered(list(pool.owner_hits(each).values()), pool.owner_updates(len(each))) for each in scores]
+        top, _ = of_the_strongest(shares)
+        null = best_guess("commonest owner", pool.commonest_owner(listed), top.n, len(scores))
+        return {"owners": top, "owners_null": null}
 
     def _presence(self, evidence: Sequence[Evidence], around: Tensor) -> Level:
         """Take every second record off its list, by a coin, and ask whether it is there."""
@@ -155,7 +177,7 @@ class _Lists:
         for each in evidence:
             ranking = self._ranked(each, shown, around)
             right = ranking.presence.says(ranking.scores) != absent[: len(ranking.scores)]
-            told = share_of(int(right.sum()), len(right))
+            told = clustered(right.tolist(), *pool.clusters(len(right)))
             reached.append(Reach(attacker=each.name, share=told, informed=each.informed, rehearsed=ranking.presence.rehearsed))
         top, best = of_the_strongest([each.share for each in reached])
         null = best_guess("coin", 0.5, top.n, len(reached))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -14,20 +14,15 @@ from gradveil.attacks.listing.hypotheses import Hypotheses
 from gradveil.audit.scene import Subject
 from gradveil.audit.state import order_of_records
 from gradveil.learning.learner import Learner
+from gradveil.metrics import duplicate_groups
 from gradveil.randomness import Seed
 from gradveil.tensors import Named
 
-__all__ = ["NEAREST", "Pool", "groups_of", "list_seed", "neighbours"]
+__all__ = ["NEAREST", "Pool", "list_seed", "neighbours"]
 
 NEAREST = 32
 """Size of the list of those whose updates are nearest."""
 SKETCH = 4096
-
-
-def groups_of(inputs: Tensor) -> Tensor:
-    """Return for every candidate the first one with the very same input, whatever its label: they are one record."""
-    first: dict[bytes, int] = {}
-    return torch.tensor([first.setdefault(_key(row), place) for place, row in enumerate(inputs)])
 
 
 @dataclass(frozen=True)
@@ -37,7 +32,7 @@ class Pool:
     Attributes:
         inputs: (N, ...).
         labels: (N, ...).
-        groups: (N,) the first candidate with the same input.
+        groups: (N,) the first candidate it is a copy of, exactly or nearly, whatever their labels: they are one record.
         owners: (N,) whose they are; None where data have no owners.
         batches: For every update that is attacked, the candidates behind it, in their order.
     """
@@ -62,7 +57,7 @@ class Pool:
         return cls(
             inputs=inputs,
             labels=subject.dataset.targets[rows],
-            groups=groups_of(inputs),
+            groups=duplicate_groups(inputs),
             owners=tuple(owners[row] for row in rows) if owners else None,
             batches=tuple(
                 tuple(place[same[row]] for row in attacked[start : start + each]) for start in range(0, len(attacked), each)
@@ -94,7 +89,7 @@ class Pool:
         return found
 
     def alike(self) -> Tensor:
-        """Return (records, N) which candidates are the attacked record itself: those with its very input."""
+        """Return (records, N) which candidates are the attacked record itself: it and its copies."""
         own = torch.tensor([record for _, record in self.records])
         return self.groups[own][:, None] == self.groups[None]
 
@@ -109,20 +104,38 @@ class Pool:
         ahead = (scores >= own) & ~alike & torch.isfinite(scores)
         return (1 + ahead.sum(1)).tolist()
 
-    def owner_hits(self, scores: Tensor) -> int:
-        """Return for how many records all candidates with the highest score are of their owner."""
+    def clusters(self, count: int) -> tuple[list[Hashable], ...]:
+        """Return how the first records belong together: by update, and by owner where there are some."""
+        records = self.records[:count]
+        updates: list[Hashable] = [update for update, _ in records]
+        return (updates, [self.owners[own] for _, own in records]) if self.owners else (updates,)
+
+    def owner_hits(self, scores: Tensor) -> dict[str, bool]:
+        """Return for every attacked owner whether any of their records has only candidates of theirs at the highest score."""
         assert self.owners is not None
         top = scores >= scores.amax(1, keepdim=True)
-        return sum(
-            {self.owners[int(place)] for place in top[row].nonzero()} == {self.owners[own]}
-            for row, (_, own) in enumerate(self.records[: len(scores)])
-        )
+        hits: dict[str, bool] = {}
+        for row, (_, own) in enumerate(self.records[: len(scores)]):
+            hit = {self.owners[int(place)] for place in top[row].nonzero()} == {self.owners[own]}
+            hits[self.owners[own]] = hits.get(self.owners[own], False) or hit
+        return hits
+
+    def owner_updates(self, count: int) -> list[int]:
+        """Return the update of the first record of every owner, in the order of `owner_hits`."""
+        assert self.owners is not None
+        first: dict[str, int] = {}
+        for update, own in self.records[:count]:
+            first.setdefault(self.owners[own], update)
+        return list(first.values())
 
     def commonest_owner(self, listed: Tensor) -> float:
-        """Return how often naming the owner with most records on the list is right."""
+        """Return how many owners are hit by who names the owner with most records on every list, as if each list were a try."""
         assert self.owners is not None
-        shares = [max(Counter(self.owners[int(place)] for place in row.nonzero()).values()) / int(row.sum()) for row in listed]
-        return sum(shares) / len(shares)
+        missed: dict[str, float] = {}
+        for row, (_, own) in zip(listed, self.records, strict=False):
+            shown = Counter(self.owners[int(place)] for place in row.nonzero())
+            missed[self.owners[own]] = missed.get(self.owners[own], 1.0) * (1 - max(shown.values()) / int(row.sum()))
+        return 1 - sum(missed.values()) / len(missed)
 
 
 def _same_as(subject: Subject, order: Sequence[int], attacked: Sequence[int], size: int) -> dict[int, int]:

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from gradveil.adversary import OpenAdversary
+from gradveil.errors import UsageError
 from gradveil.learning.learner import Learner
 from gradveil.learning.losses import Loss
 from gradveil.randomness import Seed
@@ -118,6 +119,12 @@ class ClientView:
     raw_gradient: Named | None = None
     public: Tensor | None = None
     stage: tuple[int, ...] = ()
+
+    def __post_init__(self) -> None:
+        """Refuse public inputs of another shape than the records, on which a defense would fail somewhere deep inside."""
+        if self.public is not None and self.raw_batch is not None and self.public.shape[1:] != self.raw_batch.inputs.shape[1:]:
+            shapes = [" × ".join(map(str, each.shape[1:])) for each in (self.public, self.raw_batch.inputs)]
+            raise UsageError(f"public inputs are {shapes[0]} and the client's records {shapes[1]}; bring them to one shape")
 
     def generator(self, role: str) -> torch.Generator:
         """Return this step's generator for one use; two hooks never share a stream."""

@@ -109,6 +109,9 @@ def check_inputs(plan: Plan, materials: Materials | None = None) -> list[Cell]:
         if wanted > len(data):
             cure = "lower records, batch_size or clients"
             raise UsageError(f"the audit needs {wanted} records and {source!r} has {len(data)}; {cure}")
+        if plan.lists.isdigit() and int(plan.lists) > len(data):
+            cure = "lower it, or leave it at auto for as many as there are"
+            raise UsageError(f"lists is {plan.lists}, and {source!r} has {len(data)} records to put on a list; {cure}")
         check_masks(data, plan.known_labels)
         shapes: dict[str, Any] = {"input_shape": data.input_shape, "classes": data.classes, "dense": data.dense}
         for model, weights, _ in _models(plan):

@@ -14,7 +14,7 @@ from gradveil.defenses.base import ClientView, Defense
 from gradveil.defenses.chain import Chain, granularity_of
 from gradveil.learning.embedding import EMBEDDING, EmbeddingLearner
 from gradveil.learning.learner import Learner
-from gradveil.learning.losses import cross_entropy
+from gradveil.learning.losses import Loss, cross_entropy
 from gradveil.randomness import Seed
 from gradveil.records import Batch, ModelSpec, Observation, Payload, Role, TensorSpec, ThreatModel, Update
 from gradveil.study.local_training import TrainingSettings
@@ -74,7 +74,14 @@ class Scene:
     batch: Batch
 
     @classmethod
-    def of(cls, defense: Defense, *, settings: TrainingSettings | None = None, dtype: torch.dtype = torch.float32) -> Scene:
+    def of(
+        cls,
+        defense: Defense,
+        *,
+        settings: TrainingSettings | None = None,
+        dtype: torch.dtype = torch.float32,
+        loss: Loss = steeper_loss,
+    ) -> Scene:
         """Build the world around one defense; the same bits every time, and no global generator is moved."""
         if set(defense.stations()) - {"prepare"} == {"protect_embedding"}:
             return EmbeddingScene.of_party(dtype)
@@ -82,7 +89,7 @@ class Scene:
             torch.manual_seed(11)
             adapted = defense.adapt_model(TinyNet())
         settings = settings or TrainingSettings()
-        loss = adapted.adapt_loss(steeper_loss) if adapted.adapt_loss else steeper_loss
+        loss = adapted.adapt_loss(loss) if adapted.adapt_loss else loss
         noise = {n: torch.zeros((settings.steps(EXAMPLES), EXAMPLES, *shape)) for n, shape in adapted.noise_shapes.items()}
         learner = Learner.of(adapted.model, loss, settings).replace(noise=noise)
         return cls(learner.to(dtype), draw_batch(0, dtype))

@@ -40,8 +40,12 @@ def level_rows(cell: CellResult) -> list[tuple[str, View]]:
         (f"The record, from a list of {size}" if size else "The record, from a list", views["list"]),
         ("The picture of the record", views["picture"]),
     ]
-    owners = [("Its owner, from a list", level_of(cell, "list_owner")), ("Its owner, by the picture", level_of(cell, "owner"))]
-    return [*rows, *((title, view) for title, view in owners if view.share is not None)]
+    more = [
+        ("Whether a list has it at all", level_of(cell, "presence")),
+        ("Its owner, from a list", level_of(cell, "list_owner")),
+        ("Its owner, by the picture", level_of(cell, "owner")),
+    ]
+    return [*rows, *((title, view) for title, view in more if view.share is not None)]
 
 
 def power_words(cell: CellResult) -> str:
@@ -64,7 +68,8 @@ def _who(power: Power) -> str:
 def _weaker(power: Power) -> list[str]:
     """Name the strongest setting that fell."""
     fallen = [rung for rung in power.ladder if rung.broken or (rung.null is None and rung.identified.value > HALF)]
-    return [f"they break {fallen[-1].spelling} ({_counted(fallen[-1])})"] if fallen else []
+    what = "the undefended update" if fallen and fallen[-1].spelling == "none" else fallen[-1].spelling if fallen else ""
+    return [f"they break {what} ({_counted(fallen[-1])})"] if fallen else []
 
 
 def _planted(power: Power) -> list[str]:

@@ -8,8 +8,10 @@
 A limit on a share has three ends. More was hit than it allows: violated. The exact one-sided 95 % upper end of every attacker's
 share is within it: it holds. Else too few records were audited to show it, and the run cannot tell. With no hit a limit g takes
 ln .05 / ln(1 - g) records, 59 for 5 %. A limit on a level that was not measured, or that attackers who never moved, a failed
-search or a capped budget say nothing about, cannot be judged either. Limits on PSNR, SSIM and MSE are compared with the bound of
-the interval that is worse for the owner of the data, that on risk with the most a record's score can be.
+search or a capped budget say nothing about, cannot be judged either; nor one on pictures where a list names most records, or
+where the same attackers found nothing in the undefended update. Records whose search failed do not count as missed. Limits on
+PSNR, SSIM and MSE are compared with the bound of the interval that is worse for the owner of the data, that on risk with the
+most a record's score can be.
 
 A limit applies to every cell except the undefended baseline ``none``, which is there for comparison; where ``none`` is the only
 defense, it applies to that. ``identified[gaussian_noise]>0.05`` applies to cells with that defense, alone or in a chain.
@@ -22,13 +24,15 @@ from dataclasses import dataclass
 from typing import Any
 
 from gradveil.errors import LeakAboveLimit, Unreliable
+from gradveil.significance import exact_upper
 from gradveil.study.limits import COUNTED, METRICS, Limit
-from gradveil.study.measures import Spread
+from gradveil.study.measures import Share, Spread
 from gradveil.study.results import CellResult
 from gradveil.study.risks import Assessment, RiskRecord
+from gradveil.verdict.level_words import view_words
 from gradveil.verdict.levels import level_of
 from gradveil.verdict.numbers import count
-from gradveil.verdict.status import cannot_tell
+from gradveil.verdict.status import Status, at_the_null, cannot_tell, settings_of, status_of
 
 __all__ = ["Outcome", "Violation", "compare", "enforce"]
 
@@ -80,6 +84,7 @@ def compare(limits: Iterable[Limit], cells: Sequence[CellResult], missing: Seque
     violations: list[Violation] = []
     doubts = [f"cell {key} is not done" for key in missing]
     judged = 0
+    bare = {id(cell): setting.undefended for setting in settings_of(cells) for cell in setting.cells}
     for limit in limits:
         meant = _meant(limit, [cell.defense.spelling for cell in cells])
         if not meant and not missing:
@@ -91,7 +96,7 @@ def compare(limits: Iterable[Limit], cells: Sequence[CellResult], missing: Seque
                 records, reason = (cell.risk.records, cell.risk.reason) if cell.risk is not None else ((), "risk was not scored")
                 found = _judge_risk(limit, cell.defense.spelling, records, reason)
             else:
-                found = _judge(limit, cell)
+                found = _judge(limit, cell, bare[id(cell)])
             if isinstance(found, Violation):
                 violations.append(found)
             elif found:
@@ -148,24 +153,25 @@ def _meant(limit: Limit, spellings: Sequence[str]) -> list[int]:
     return [place for place, spelling in enumerate(spellings) if spelling != BASELINE] or list(range(len(spellings)))
 
 
-def _judge(limit: Limit, cell: CellResult) -> Violation | str:
+def _judge(limit: Limit, cell: CellResult, undefended: CellResult | None) -> Violation | str:
     """Return the violation of a limit on what attacks reached, a sentence why it cannot be judged, or nothing."""
     if cell.failures:
         return f"a trust check failed ({cell.failures[0].sentence.rstrip('.')})"
     if limit.metric in COUNTED:
-        return _judge_share(limit, cell)
+        return _judge_share(limit, cell, undefended)
     spread: Spread | None = getattr(cell.selected, limit.metric)
     higher = METRICS[limit.metric]
     bound = None if spread is None else spread.high if higher else spread.low
     if spread is None or bound is None:
         return f"{limit.metric} was not measured"
     if not limit.broken_by(bound):
-        return ""
+        why = _blind(cell, undefended)
+        return f"cannot tell whether {limit.text} holds: {why}" if why else ""
     told = f"median {limit.metric} {spread.median:.4g}, {'at most' if higher else 'at least'} {bound:.4g} (95 %)"
     return Violation(limit, cell.defense.spelling, bound, f"{cell.defense.spelling} is beyond {limit.text}: {told}")
 
 
-def _judge_share(limit: Limit, cell: CellResult) -> Violation | str:
+def _judge_share(limit: Limit, cell: CellResult, undefended: CellResult | None) -> Violation | str:
     """Return the violation of a limit on a share, or why the run cannot tell."""
     view, defense = level_of(cell, COUNTED[limit.metric]), cell.defense.spelling
     share = view.share
@@ -175,16 +181,42 @@ def _judge_share(limit: Limit, cell: CellResult) -> Violation | str:
     if share.value > limit.value:
         told += f", at least {share.low:.1%} (95 %, corrected for the choice among attackers)"
         return Violation(limit, defense, share.low, f"{defense} is beyond {limit.text}: {told}")
-    why = cannot_tell(cell) if limit.metric in OF_PICTURES else ""
+    why = _blind(cell, undefended) if limit.metric in OF_PICTURES else ""
     if why:
         return f"cannot tell whether {limit.text} holds: {told}, and {why}"
     if not limit.broken_by(view.upper):
-        return ""
+        return _of_those_searched(limit, cell, share) if limit.metric in OF_PICTURES else ""
     needed = limit.fewest_records(share.value)
     more = f"audit at least {needed} {view.unit}s" if needed else "no number of records shows that, so allow more"
     if needed and share.effective is not None:
         more += f" in updates or of owners of their own, because these {share.n} are worth {share.effective:.0f}"
     return f"cannot tell whether {limit.text} holds: {told}, at most {view.upper:.1%} (exact one-sided 95 %); {more}"
+
+
+def _blind(cell: CellResult, undefended: CellResult | None) -> str:
+    """Return why attackers who rebuilt nothing say nothing; empty where they do."""
+    why = cannot_tell(cell)
+    if not why and status_of(cell, undefended) is Status.LISTED:
+        return f"the information is there, our search did not get it: {view_words(level_of(cell, 'list'))}".replace("\u00a0", " ")
+    shown = cell.power is not None and cell.power.shown
+    if not why and not shown and undefended not in (None, cell) and at_the_null(undefended):
+        return "the same attackers find no more in the undefended update"
+    return why
+
+
+def _of_those_searched(limit: Limit, cell: CellResult, share: Share) -> str:
+    """Return a doubt where the limit holds only if records whose search failed are taken for missed; else nothing."""
+    failed = cell.gap.search_failed if cell.gap is not None else None
+    if failed is None or not failed.count or not share.n:
+        return ""
+    left = (share.effective or share.n) * (1 - failed.value)
+    upper = exact_upper(min(share.value * (share.effective or share.n), left), left) if left >= 1 else 1.0
+    if not limit.broken_by(upper):
+        return ""
+    return (
+        f"cannot tell whether {limit.text} holds: the search failed for {failed.count} of {failed.n} records, and of the others "
+        f"the share may be as high as {upper:.1%} (exact one-sided 95 %); audit more records, or give attackers more steps"
+    )
 
 
 def _judge_risk(limit: Limit, defense: str, records: Sequence[RiskRecord], reason: str = "") -> Violation | str:

@@ -5,8 +5,8 @@ The status of a cell is about pictures, and compares the strongest attacker with
     no verdict                            a trust check failed
     broken                                even the lower bound of the share identified, corrected for the choice among attackers,
                                           lies above the upper bound of the best null
-    information there, not found          nobody rebuilt a record, and who holds a list points most of them out: the update has
-                                          the information, and our search did not get it
+    information there, not found          no more was rebuilt than luck may, and who holds a list points most records out: the
+                                          update has the information, and our search did not get it
     untested                              nothing shows that these attackers break even the undefended update
     cannot tell                           nothing was found, and searches are why: they failed, never moved, were cut off, or won
                                           nowhere else either
@@ -154,9 +154,10 @@ def status_of(cell: CellResult, undefended: CellResult | None) -> Status:
         return Status.NO_VERDICT
     if share.low > bar.top:
         return Status.BROKEN
-    quiet = at_the_null(cell)
-    if quiet and listed(cell):
+    # A hit or two more than the null had, and not beyond luck, is no break; with a list it is no doubt either.
+    if listed(cell) and not closer_than_null(cell):
         return Status.LISTED
+    quiet = at_the_null(cell)
     shown = cell.power is not None and cell.power.shown
     if not cell.defense.is_none and not shown and not _attackers_win(undefended):
         return Status.UNTESTED

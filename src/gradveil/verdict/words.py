@@ -103,12 +103,19 @@ def judgement(cell: CellResult, undefended: CellResult | None) -> str:
         limit = f"the true share may be as high as {percent(share.high)}"
         told = f"by {cell.ensemble} ({share.count} of {share.n} identified; {_against_null(cell)}; {limit})"
         if status is Status.UNBROKEN:
-            return f"Not broken {told}. {power_words(cell)}"
-        return f"Not identified {told}; power not measured, so nothing shows that these attackers could have won."
+            return f"Not broken {told}. {power_words(cell)}{_elsewhere(cell)}"
+        unproven = "power not measured, so nothing shows that these attackers could have won"
+        return f"Not identified {told}; {unproven}.{_elsewhere(cell)}"
     if closer_than_null(cell) and cell.selected.psnr and cell.bar.psnr:
         pictures = f"{db(cell.selected.psnr.median)} against {db(cell.bar.psnr.value)}"
         return f"Leaks something under {cell.ensemble}: pictures come closer to the originals than the best null ({pictures})."
     return f"Unclear under {cell.ensemble}: {_against_null(cell)}, and {count(share.n, 'record')} are too few to tell them apart."
+
+
+def _elsewhere(cell: CellResult) -> str:
+    """Say what gives records away where pictures do not: a verdict on pictures is easily read as one on all there is."""
+    others = [view_words(view) for view in (level_of(cell, "list"), level_of(cell, "label")) if view.open]
+    return f" That is about pictures alone: {'; '.join(others)}." if others else ""
 
 
 def _few(cell: CellResult) -> str:

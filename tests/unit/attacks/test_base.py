@@ -188,6 +188,6 @@ def test_every_setting_of_a_preset_reaches_the_recipe() -> None:
 def test_who_can_take_which_stance() -> None:
     assert InvertingGradients().stances == STANCES and PisteLike().stances == ("plain", "informed")
     assert InvertingGradients(objective="likelihood", stance="informed").stances == ("informed",)
-    assert FeatureInversion().stances == LinearLayer().stances == Peeling().stances == ("plain",)
+    assert FeatureInversion().stances == LinearLayer().stances == ("plain",) and Peeling().stances == ("plain", "informed")
     assert InvertingGradients(stance="averaged").cost().client_updates > InvertingGradients().cost().client_updates == 0
     assert Peeling(steps=9, restarts=2).cost() == Cost(steps=9, restarts=2)

@@ -58,6 +58,18 @@ PARTS = {"n": int, **dict.fromkeys(("mse", "psnr", "ssim", "lpips"), (SPREAD, {"
 REGION = {"share": NUMBER, "area": NUMBER, **dict.fromkeys(("selected", "best_by_truth", "plain", "data_mean"), PARTS)}
 BAR = {"null": str, "value": NUMBER, "high": NUMBER}
 GAP = {"search_failed": PART, "information_gone": PART, "found": PART, "median": MAYBE, "objective": ("likelihood", "residual")}
+NULL_BAR = ({**BAR, "draws": int}, BAR)
+REACH = (
+    {"attacker": str, "share": PART, "informed": bool, "rehearsed": NUMBER},
+    {"attacker": str, "share": PART, "informed": bool},
+)
+LEVEL = {"share": PART, "attacker": str, "null": NULL_BAR, "reached": [REACH]}
+SENSITIVITY = {"d": MAYBE, "low": MAYBE, "high": MAYBE, "at": {str(10**power): NUMBER for power in (1, 2, 3, 6)} | {"2": NUMBER}}
+LISTED = {**LEVEL, "size": int, "sensitivity": SENSITIVITY}
+LEVELS = {
+    "label": LEVEL,
+    "list": {"lists": dict.fromkeys(("random", "same_label", "nearest"), LISTED), "presence": LEVEL, "draws": int},
+}
 CELL: dict[str, Any] = {
     "format": "gradveil-cell-1",
     "key": str,
@@ -80,6 +92,8 @@ CELL: dict[str, Any] = {
     "selected": SUMMARY,
     "plain": (SUMMARY, None),
     "informed": (SUMMARY, None),
+    "asked_steps": int,
+    "levels": LEVELS,
     "best_by_truth": SUMMARY,
     "gap": GAP,
     "region": (REGION, {**REGION, "informed": PARTS}, {"unavailable": str}),
@@ -110,6 +124,9 @@ CELL: dict[str, Any] = {
     "certificate": CERTIFICATE,
     "risk": (RISK, {"reason": str, "meaning": str}, None),
 }
+DEFENDED = {**CELL, "informed_by": ("own", "generic", "none"), "informed_gain": {"first": int, "second": int, "p": NUMBER}}
+# What the document names and small cells lack: copies, owners, records that share their luck.
+SOMETIMES = {"duplicates": int, "owners": LEVEL, "owners_null": BAR, "effective": NUMBER}
 TIMING = {
     **{"key": str, "seconds": NUMBER, "attack_steps": int, "steps_per_second": NUMBER},
     **{"risk_seconds": NUMBER, "peak_memory_mb": int, "defense_ms": NUMBER, "undefended_ms": NUMBER},

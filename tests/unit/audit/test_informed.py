@@ -16,6 +16,7 @@ from gradveil.audit.cell import run_cell
 from gradveil.audit.informed import check_informed_moved, check_informed_ran, informed_by
 from gradveil.audit.scene import Subject, build_subject, load_cell_data
 from gradveil.defenses.base import ClientView, Defense, DefenseCard, State
+from gradveil.defenses.graddefense import GradDefense
 from gradveil.records import Comparison, Knowledge, Observation, Reconstruction, Update, WhatArrives
 from gradveil.study.cell import Cell
 from gradveil.study.limits import parse_limit
@@ -124,7 +125,15 @@ def test_who_used_what_is_known_of_the_defense(defense: str, stances: list[str],
     check = check_informed_ran(seen, candidates)
     assert check.level == ("ok" if who in ("", "own") else "warn")
     assert ("none ran" in check.sentence) == (who in ("generic", "none"))
+    blamed = "searches as if there were no defense" in check.sentence
+    assert blamed == (who in ("generic", "none"))
     assert ("magnitudes" in check.sentence) == (who == "generic" and "magnitudes" in stances)
+
+
+def test_no_author_is_blamed_for_an_ensemble_that_asks_no_author() -> None:
+    check = check_informed_ran(subject("pruning(rate=0.9)"), [[candidate("plain")]])
+    assert check.level == "warn" and "none ran" in check.sentence
+    assert "no attack of this ensemble takes the stance" in check.sentence and "quick" in check.remedy
 
 
 def test_nobody_is_blamed_for_a_defense_that_attackers_were_not_told() -> None:
@@ -150,6 +159,19 @@ def test_the_contract_of_a_defense_tells_a_lazy_author_from_one_who_wrote_four_l
     (result,) = run_checks((adversary_undoes_something,), defense, Scene.of(defense))
     assert result.status == status
     assert status == "passed" or "informed: none ran" in result.message
+
+
+class LazyGradDefense(GradDefense):
+    """Its noise is far below the gradient of a steep loss, where nobody can tell which slices carry it."""
+
+    def adversary(self) -> OpenAdversary:
+        return Lazy()
+
+
+@pytest.mark.parametrize(("defense", "status"), [(GradDefense(), "passed"), (LazyGradDefense(), "failed")])
+def test_the_contract_looks_where_noise_is_loud_enough_to_be_told(defense: Defense, status: str) -> None:
+    (result,) = run_checks((adversary_undoes_something,), defense, Scene.of(defense))
+    assert result.status == status
 
 
 @pytest.fixture(scope="module")

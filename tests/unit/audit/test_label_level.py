@@ -52,6 +52,12 @@ def test_a_batch_counts_the_overlap_of_its_labels(defense: str) -> None:
     assert level.null is not None and level.null.null == "best fixed labels"
 
 
+def test_labels_of_one_update_share_their_luck() -> None:
+    level = level_of(make_subject(records=16, batch_size=4))
+    assert level.share is not None and (level.share.count, level.share.n) == (16, 16)
+    assert level.share.effective == 4 and level.share.low == wilson(4, 4)[0]
+
+
 def test_masks_and_embeddings_have_a_reason_instead() -> None:
     segments = Cell(
         data="segments", model="unet(width=2, levels=1, activation='tanh')", loss="dice", records=1, known_labels=True

@@ -45,6 +45,7 @@ def complaint(capsys: Captured, *arguments: str, code: int = 2) -> str:
         ("audit --records few", "'few' is not a valid integer"),
         ("audit --records 0", "records is 0; give a whole number of at least 1"),
         ("audit --records 9999", "the audit needs 9999 records and 'photos' has 501"),
+        ("audit --lists 9999", "lists is 9999, and 'photos' has 501 records to put on a list; lower it"),
         ("audit --seed -3", "seed is -3"),
         ("audit --seed 99999999999999999999", "give a whole number below 9007199254740992"),
         ("audit --workers 0", "--workers is 0"),

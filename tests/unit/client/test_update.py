@@ -231,3 +231,12 @@ def test_noise_of_an_adapted_model_is_drawn_afresh_from_the_seed() -> None:
     first, again, other = (run_client(learner, batch, NoDefense(), Seed(s)).payload.streams["weights"] for s in (1, 1, 2))
     assert torch.equal(first["layer.weight"], again["layer.weight"])
     assert not torch.equal(first["layer.weight"], other["layer.weight"])
+
+
+def test_public_inputs_of_another_shape_are_one_sentence() -> None:
+    scene = Scene.of(NoDefense())
+    own = scene.batch.inputs.shape[1:]
+    public = torch.zeros(4, own[0] + 2, *own[1:])
+    with pytest.raises(UsageError, match=rf"^public inputs are {own[0] + 2} × .* and the client's records {own[0]} × .*$"):
+        run_client(scene.learner, scene.batch, NoDefense(), Seed(0), public=public)
+    assert run_client(scene.learner, scene.batch, NoDefense(), Seed(0), public=torch.zeros(4, *own)).payload is not None

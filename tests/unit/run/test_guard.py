@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -86,3 +87,29 @@ def test_without_a_script_nothing_runs_again(tmp_path: Path) -> None:
     for command in ([sys.executable, "-c", text], [sys.executable, "-"]):
         said = subprocess.run(command, input=text, cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False)
         assert (said.stdout, said.stderr) == ("False\n", "")
+
+
+README = Path(__file__).parents[3] / "README.md"
+
+
+def example() -> str:
+    (block,) = re.findall(r"```python\n(.*?)```", README.read_text(encoding="utf-8"), re.DOTALL)
+    return str(block)
+
+
+def test_the_readmes_example_has_its_guard(tmp_path: Path) -> None:
+    """Its `run_audit` is a look at whether workers would run the script again."""
+    asks = "gradveil = types.SimpleNamespace(Plan=types.SimpleNamespace(default=lambda **_: None), run_audit=lambda *_: look())\n"
+    head = f"import types\nfrom gradveil.run.guard import starts_again_in_workers as look\n{asks}"
+    lines = example().replace("import gradveil\n", head).splitlines()
+    (call,) = [place for place, line in enumerate(lines) if "run_audit(plan" in line]
+    said = run(tmp_path, "\n".join([*lines[: call + 1], "    print(run)"]))
+    assert (said.stdout, said.stderr) == ("False\n", "")
+
+
+@pytest.mark.slow
+def test_the_readmes_example_runs_as_a_script_with_all_processes(tmp_path: Path) -> None:
+    few = 'records=2, data=["digits"], model=["mlp(hidden=16)"], ensemble=["linear_layer"], risk="off", lists="16", device="cpu"'
+    said = run(tmp_path, example().replace("records=16", few))
+    assert (said.returncode, said.stderr) == (0, ""), "no warning that it has no guard, and no traceback"
+    assert "count=2" in said.stdout and (tmp_path / "results" / "report.html").exists()

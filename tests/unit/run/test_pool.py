@@ -3,38 +3,39 @@
 from __future__ import annotations
 
 import json
+import multiprocessing
 import os
 import re
-import signal
 import subprocess
 import sys
-import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from typing import Any, NoReturn
 
 import numpy as np
 import pytest
+import torch
 
-import gradveil
 from gradveil.cli import main
+from gradveil.run import pool
+from gradveil.run.jobs import do_job
 from gradveil.run.pool import Progress, cell_key, run_audit
 from gradveil.storage.run_folder import Store
 from gradveil.study.cell import Cell
 from gradveil.study.plan import Plan
-from tests.unit.audit.forms import CELL, RUN, SUMMARY, TIMING
+from tests.unit.audit.forms import CELL, DEFENDED, LEVELS, RUN, SOMETIMES, SUMMARY, TIMING
+from tests.unit.run.processes import SOURCE, children, finish, gone, kill, start, start_quickly, wait_for
 
 Captured = pytest.CaptureFixture[str]
 
 ROOT = Path(__file__).resolve().parents[3]
-SOURCE = Path(gradveil.__file__).resolve().parents[1]
-SMALL = {"data": "digits", "model": "mlp(hidden=16)", "records": 4, "device": "cpu"}
+SMALL = {"data": "digits", "model": "mlp(hidden=16)", "records": 4, "lists": "32", "device": "cpu"}
 PLAN = Plan.default(defense=["none", "gaussian_noise(std=0.01)"], steps=5, title="two cells", **SMALL)
 COMMAND = (
     *("audit", "--data", "digits", "--model", "mlp(hidden=16)", "--records", "4", "--device", "cpu", "--quiet"),
     *("--defense", "none", "--defense", "gaussian_noise(std=0.01)", "--defense", "pruning(rate=0.9)"),
-    *("--ensemble", "inverting_gradients(steps=5, signed=False)"),
+    *("--lists", "32", "--ensemble", "inverting_gradients(steps=5, signed=False)"),
 )
 CELLS = 3
 
@@ -94,7 +95,7 @@ def test_the_folder_is_as_its_format_says(out: Path) -> None:
     assert {path.name for path in out.iterdir()} == {"run.json", "cells"}
     for key in run["cells"]:
         cell = read(out / "cells" / f"{key}.json")
-        assert list(misfits(cell, CELL)) == []
+        assert list(misfits(cell, CELL if cell["cell"]["defense"] == "none" else DEFENDED)) == []
         assert (cell["key"], cell["n"], len(cell["records"])) == (key, 4, 4)
         assert cell["informed"] is None or cell["cell"]["defense"] != "none"
         assert list(misfits(read(out / "cells" / f"{key}.timing.json"), TIMING)) == []
@@ -112,8 +113,9 @@ def test_the_document_names_what_the_files_hold(out: Path) -> None:
     sections = {part.partition("\n")[0]: set(re.findall(r'"(\w+)":', part)) for part in text.split("\n## ")}
     run = read(out / "run.json")
     cell = read(out / "cells" / f"{run['cells'][0]}.json")
-    assert {*CELL, *SUMMARY, *CELL["records"][0], *CELL["attackers"][0]} <= sections["cells/KEY.json"]
-    assert sections["cells/KEY.json"] <= {*names_in(CELL), *cell["cell"]}
+    told = {*DEFENDED, *SUMMARY, *names_in(LEVELS), *CELL["records"][0], *CELL["attackers"][0], *SOMETIMES}
+    assert told <= sections["cells/KEY.json"]
+    assert sections["cells/KEY.json"] <= {*names_in(DEFENDED), *SOMETIMES, *cell["cell"]}
     assert set(TIMING) == sections["cells/KEY.timing.json"]
     assert sections["run.json"] <= {*RUN, *RUN["cards"], *run["provenance"], "NAME"}
     assert set(RUN) <= sections["run.json"]
@@ -184,53 +186,12 @@ def test_two_runs_in_one_folder_are_one_sentence(tmp_path: Path, capsys: Capture
     assert not (tmp_path / "run.json").exists()
 
 
-def start(out: Path, workers: int, asked: Sequence[str] = COMMAND) -> subprocess.Popen[str]:
-    """Start the command as a user does, in a process group of its own."""
-    command = [sys.executable, "-m", "gradveil", *asked, "--out", str(out), "--workers", str(workers)]
-    places = [str(SOURCE), os.environ.get("PYTHONPATH", "")]
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, places))}
-    pipes: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "start_new_session": True}
-    # What a shell starts in the background ignores Ctrl-C, and so does all that it starts: a user's terminal does not.
-    before = signal.signal(signal.SIGINT, signal.SIG_DFL)
-    try:
-        return subprocess.Popen(command, env=environment, text=True, **pipes)
-    finally:
-        signal.signal(signal.SIGINT, before)
-
-
-def finish(process: subprocess.Popen[str], code: int) -> str:
-    try:
-        _, errors = process.communicate(timeout=120)
-    except subprocess.TimeoutExpired:
-        os.killpg(process.pid, signal.SIGKILL)  # it must not outlive the test
-        process.communicate()
-        raise
-    assert process.returncode == code, errors
-    return errors
-
-
-def wait_for(happened: Any, seconds: float = 120) -> None:
-    until = time.monotonic() + seconds
-    while not happened():
-        assert time.monotonic() < until, "waited too long"
-        time.sleep(0.01)
+def asked_for(out: Path, workers: int) -> list[str]:
+    return [*COMMAND, "--out", str(out), "--workers", str(workers)]
 
 
 def finished_cells(out: Path) -> list[Path]:
     return [path for path in out.glob("cells/*.json") if re.fullmatch(r"[0-9a-f]{16}\.json", path.name)]
-
-
-def children(pid: int) -> list[Path]:
-    """Return the places of a process's children, where the system shows them."""
-    listed = Path(f"/proc/{pid}/task/{pid}/children")
-    return [Path("/proc", child) for child in listed.read_text().split()] if listed.exists() else []
-
-
-def gone(place: Path) -> bool:
-    try:
-        return (place / "stat").read_text().rpartition(")")[2].split()[0] == "Z"
-    except OSError:
-        return True
 
 
 @pytest.fixture(scope="module")
@@ -243,11 +204,11 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
 
 def killed(out: Path, workers: int) -> dict[Path, int]:
     """Kill the command when it has finished a cell; return what it finished and when, which is not all."""
-    first = start(out, workers)
+    asked = asked_for(out, workers)
+    first = start(asked) if workers > 1 else start_quickly(asked, out / "said")
     wait_for(lambda: finished_cells(out) or first.poll() is not None)
     helpers = children(first.pid)
-    first.send_signal(signal.SIGKILL)
-    finish(first, -signal.SIGKILL)
+    kill(first)
     wait_for(lambda: all(gone(helper) for helper in helpers), 30)
     kept = {path: path.stat().st_mtime_ns for path in finished_cells(out)}
     assert kept
@@ -276,16 +237,24 @@ def test_a_killed_run_ends_with_the_same_bytes(workers: int, tmp_path: Path, und
 @pytest.mark.parametrize("workers", [1, 2])
 def test_the_same_command_continues_a_killed_run(workers: int, tmp_path: Path, undisturbed: dict[str, bytes]) -> None:
     kept = killed(tmp_path, workers)
-    finish(start(tmp_path, workers), 0)
+    finish(start(asked_for(tmp_path, workers)), 0)
     check_whole(tmp_path, kept, undisturbed)
 
 
+@pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
 def test_a_run_in_processes_ends_with_the_same_bytes(
     tmp_path: Path, undisturbed: dict[str, bytes], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # One process does what two would do: each of them takes seconds to start.
-    monkeypatch.setattr("gradveil.run.pool.ProcessPoolExecutor", lambda _, **more: ProcessPoolExecutor(1, **more))
-    monkeypatch.setattr("gradveil.run.pool.do_job", None)  # the work is not done here
+    # One fork does what two new interpreters would do, each of which takes seconds to start; a killed run has those.
+    context = {"mp_context": multiprocessing.get_context("fork")} if not torch.cuda.is_available() else {}
+    monkeypatch.setattr(pool, "ProcessPoolExecutor", lambda _, **more: ProcessPoolExecutor(1, **{**more, **context}))
+    here = os.getpid()
+
+    def elsewhere(*given: Any) -> str:
+        assert os.getpid() != here, "the work is not done here"
+        return do_job(*given)
+
+    monkeypatch.setattr(pool, "do_job", elsewhere)
     assert main([*COMMAND, "--out", str(tmp_path), "--workers", "2"]) == 0
     check_whole(tmp_path, {}, undisturbed)
 

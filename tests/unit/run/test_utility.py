@@ -3,20 +3,14 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 import shutil
-import signal
-import subprocess
-import sys
-import time
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-import gradveil
 from gradveil.audit.materials import Materials
 from gradveil.cli import main
 from gradveil.errors import UsageError
@@ -34,10 +28,10 @@ from gradveil.study.plan import Plan
 from gradveil.study.proved import Guarantee
 from gradveil.study.training import Training
 from gradveil.study.training_result import TrainingRecord
+from tests.unit.run.processes import kill, start_quickly, wait_for
 
 Captured = pytest.CaptureFixture[str]
 ROOT = Path(__file__).resolve().parents[3]
-SOURCE = Path(gradveil.__file__).resolve().parents[1]
 TINY = UtilitySettings(rounds=2, clients=4, clients_per_round=2, learning_rate=0.3, seeds=2)
 PLAN = Plan.default(
     data="digits",
@@ -45,6 +39,7 @@ PLAN = Plan.default(
     records=4,
     device="cpu",
     ensemble="linear_layer",
+    lists="32",
     defense=["none", "gaussian_noise(std=0.3)"],
     utility=TINY,
 )
@@ -276,8 +271,8 @@ def test_too_many_clients_for_the_records_are_noticed_before_any_work(tmp_path: 
 
 COMMAND = (
     *("audit", "--data", "digits", "--model", "mlp(hidden=32)", "--records", "16", "--device", "cpu", "--quiet"),
-    *("--defense", "none", "--defense", "gaussian_noise(std=0.3)", "--ensemble", "linear_layer", "--risk", "off"),
-    *("--utility", "3", "--workers", "1"),
+    *("--defense", "none", "--defense", "gaussian_noise(std=0.3)", "--ensemble", "linear_layer"),
+    *("--risk", "off", "--lists", "32", "--utility", "3", "--workers", "1"),
 )
 
 
@@ -326,26 +321,15 @@ def test_bad_input_is_one_sentence(
     assert says in said.err and said.err.count("\n") == 1 and said.out == ""
 
 
-def start(out: Path) -> subprocess.Popen[str]:
-    command = [sys.executable, "-m", "gradveil", *COMMAND, "--out", str(out)]
-    places = [str(SOURCE), os.environ.get("PYTHONPATH", "")]
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, places))}
-    return subprocess.Popen(command, env=environment, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
-
-
 def whole(out: Path, room: str) -> dict[str, bytes]:
     return {path.name: path.read_bytes() for path in sorted((out / room).glob("????????????????.json"))}
 
 
 def test_a_run_killed_among_its_trainings_ends_with_the_same_bytes(measured: Path, tmp_path: Path) -> None:
     one, two = measured, tmp_path
-    first = start(two)
-    until = time.monotonic() + 120
-    while not whole(two, "utility") and first.poll() is None:
-        assert time.monotonic() < until, "waited too long"
-        time.sleep(0.01)
-    first.send_signal(signal.SIGKILL)
-    first.communicate(timeout=60)
+    first = start_quickly([*COMMAND, "--out", str(two)], two / "said")
+    wait_for(lambda: whole(two, "utility") or first.poll() is not None)
+    kill(first)
     kept = {path: path.stat().st_mtime_ns for path in (two / "utility").glob("????????????????.json")}
     if len(kept) == 6:
         pytest.skip("the run ended before it could be killed")

@@ -124,7 +124,7 @@ def test_a_wrong_limit_gets_one_sentence(text: str, says: str) -> None:
 def test_a_share_above_the_limit_violates_it_and_one_that_may_be_above_cannot_be_told() -> None:
     assert outcome("identified>0.05", cell("none"), cell("pruning", 6, 100)) == (["pruning"], 1)
     assert outcome("identified>0.05", cell("none"), cell("pruning", 2, 100)) == ([], 3)
-    assert outcome("identified>0.05", cell("none"), cell("pruning", 2, 1000)) == ([], 0)
+    assert outcome("identified>0.05", cell("none", 90), cell("pruning", 2, 1000)) == ([], 0)
     assert outcome("identified>0.05", cell("none"), cell("pruning", 0, 16)) == ([], 3)
 
 
@@ -166,6 +166,10 @@ def test_records_of_few_updates_show_less() -> None:
     assert "these 64 are worth 8" in compare([parse_limit("identified>0.05")], [eight]).doubts[0]
 
 
+def listed(count: int) -> Listed:
+    return Listed(share=share_of(count, 100), size=256, attacker="generic")
+
+
 def with_levels(**changes: Any) -> CellResult:
     return replace(cell("pruning", 0, 100), levels=Levels(**changes))
 
@@ -193,7 +197,8 @@ def test_every_level_has_its_limit(name: str, of: Callable[[int], CellResult]) -
     assert outcome(f"{name}>0.5", of(80)) == (["pruning"], 1)
     assert outcome(f"{name}>0.5", of(45)) == ([], 3)
     assert outcome(f"{name}>0.5", of(30)) == ([], 0)
-    assert outcome("identified>0.05", of(80)) == ([], 0), "levels are judged apart"
+    apart = 3 if name == "list" else 0  # levels are judged apart; but what a list names, a better search may rebuild
+    assert outcome("identified>0.05", of(80)) == ([], apart)
     assert outcome(f"{name}>0.5", cell("pruning")) == ([], 3), "an older cell has no levels"
     assert "audit again" in compare([parse_limit(f"{name}>0.5")], [cell("pruning")]).doubts[0]
 
@@ -243,8 +248,41 @@ def test_searches_that_failed_show_no_limit(idle: dict[str, Any]) -> None:
     lame = replace(sound, **idle)
     assert outcome("identified>0.25", lame) == ([], 3)
     assert outcome("list>0.25", replace(lame, levels=with_levels(label=level(0)).levels)) == ([], 3), "not measured"
+    psnr = Spread(median=12.0, low=11.0, high=13.0)
+    near = replace(lame, selected=Summary(identified=share_of(0, 100), psnr=psnr))
+    assert outcome("psnr>20", near) == ([], 3), "pictures of searches that failed are no better than their shares"
+    assert outcome("psnr>12", near) == (["pruning"], 1)
     assert outcome("label>0.25", replace(lame, levels=with_levels(label=level(0)).levels)) == ([], 0), "no search is behind it"
     assert outcome("identified>0.25", replace(cell("pruning", 40), **idle)) == (["pruning"], 1), "what was found, was found"
+
+
+def test_records_whose_search_failed_are_not_taken_for_missed() -> None:
+    def searched(failed: int, n: int = 64) -> CellResult:
+        gap = Gap(search_failed=share_of(failed, n), information_gone=share_of(n - failed, n), found=share_of(0, n))
+        return replace(cell("pruning", 0, n), gap=gap)
+
+    assert outcome("identified>0.05", searched(0)) == outcome("identified>0.05", searched(5)) == ([], 0)
+    assert outcome("identified>0.05", searched(6)) == ([], 3), "0 of 58 may be 5.03 %"
+    (doubt,) = compare([parse_limit("identified>0.05")], [searched(20)]).doubts
+    assert "the search failed for 20 of 64 records" in doubt and "as high as 6.6%" in doubt
+    of_embedded = replace(searched(20), levels=with_levels(label=level(0)).levels)
+    assert outcome("label>0.05", of_embedded) == ([], 0), "no search is behind labels"
+
+
+def test_pictures_that_nobody_rebuilt_pass_no_limit_where_a_list_names_most() -> None:
+    """CENSOR and signs: nothing rebuilt, everybody pointed out."""
+    named = replace(cell("censor", 0, 100), levels=Levels(listed=ListLevel(lists={"random": listed(99)})))
+    (doubt,) = compare([parse_limit("identified>0.05")], [named]).doubts
+    assert "the information is there, our search did not get it: 99 of 100" in doubt
+    hidden = replace(named, levels=Levels(listed=ListLevel(lists={"random": listed(2)})))
+    assert outcome("identified>0.05", hidden) == ([], 0)
+    assert outcome("identified>0.05", replace(named, selected=Summary(identified=share_of(40, 100)))) == (["censor"], 1)
+
+
+def test_attackers_who_do_not_break_the_undefended_update_show_no_limit() -> None:
+    assert outcome("identified>0.05", cell("none", 0), cell("pruning", 0)) == ([], 3)
+    assert outcome("identified>0.05", cell("none", 0), replace(cell("pruning", 0), power=Power(shown=True))) == ([], 0)
+    assert outcome("identified>0.05", cell("none", 90), cell("pruning", 0)) == ([], 0)
 
 
 def test_a_cap_that_was_shown_to_suffice_is_no_excuse() -> None:

@@ -9,10 +9,10 @@ import pytest
 
 from gradveil.study.evidence import Gap, Power, Rung
 from gradveil.study.kept import KeptCell
-from gradveil.study.levels import Levels, Listed, ListLevel
+from gradveil.study.levels import Level, Levels, Listed, ListLevel
 from gradveil.study.measures import Bar, Share, Spread, Summary
 from gradveil.study.results import Bars, CellResult, Check, Defense
-from gradveil.verdict.level_words import gain_words, gap_words, power_words, view_words
+from gradveil.verdict.level_words import gain_words, gap_words, level_rows, power_words, view_words
 from gradveil.verdict.levels import level_of, levels_of
 from gradveil.verdict.status import Status, cannot_tell, status_of
 from gradveil.verdict.words import judgement
@@ -68,6 +68,19 @@ def test_with_power_it_is_and_says_where_these_attackers_win() -> None:
     assert "a leak of the raw update is 3.4 % of what is seen (a50)" in said(held)
 
 
+def test_breaking_the_undefended_update_is_called_that() -> None:
+    bare = replace(SHOWN, ladder=(Rung(spelling="none", identified=Share.of(32, N)),))
+    assert "they break the undefended update (32 of 32)" in power_words(cell(1, power=bare))
+
+
+def test_presence_stands_below_the_levels_where_it_was_asked() -> None:
+    told = Level(share=Share.of(29, N), null=Bar(null="coin", value=0.5, high=0.66))
+    asked = cell(1, levels=Levels(listed=ListLevel(lists=by_list(31).listed.lists, presence=told)))  # type: ignore[union-attr]
+    assert [title for title, _ in level_rows(asked)][-1] == "Whether a list has it at all"
+    assert level_rows(asked)[-1][1].share == told.share
+    assert len(level_rows(cell(1, levels=by_list(31)))) == 3
+
+
 def test_attackers_who_won_nowhere_prove_nothing() -> None:
     weak = replace(SHOWN, shown=False, ladder=SHOWN.ladder[2:], planted=SHOWN.planted[:1], a50=None)
     beaten = cell(1, power=weak)
@@ -93,8 +106,24 @@ def test_what_a_list_names_is_never_called_unbroken() -> None:
         assert said(leaking).startswith(
             "The information is there, our search did not get it: 31 of 32 records pointed out on a list"
         )
+    for count in (2, 3):
+        lucky = cell(count, levels=by_list(31), power=SHOWN)
+        assert status_of(lucky, BARE) is Status.LISTED, "a hit more than the null had is no reason to doubt the list"
+    nearer = cell(2, levels=by_list(31), power=SHOWN, psnr=14.0)
+    assert status_of(nearer, BARE) is Status.UNCLEAR and "closer to the originals" in said(nearer)
     assert status_of(cell(1, levels=by_list(12), power=SHOWN), BARE) is Status.UNBROKEN, "less than half, as far as these tell"
     assert status_of(cell(20, levels=by_list(31)), BARE) is Status.BROKEN, "who rebuilds pictures needs no list"
+
+
+def test_not_broken_says_which_level_gives_records_away_all_the_same() -> None:
+    null = Bar(null="guess", value=0.004, high=1 / N)
+    listed = Listed(share=Share.of(12, N), size=256, null=null)
+    for power, begins in ((SHOWN, "Not broken by"), (None, "Not identified by")):
+        told = said(cell(1, levels=Levels(listed=ListLevel(lists={"random": listed})), power=power))
+        assert told.startswith(begins)
+        assert "That is about pictures alone: 12 of 32 records pointed out on a list of 256" in told
+    hidden = replace(listed, share=Share.of(1, N))
+    assert "pictures alone" not in said(cell(1, levels=Levels(listed=ListLevel(lists={"random": hidden})), power=SHOWN))
 
 
 @pytest.mark.parametrize(
