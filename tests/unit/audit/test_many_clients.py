@@ -12,6 +12,8 @@ from torch import Tensor
 from gradveil.attacks.base import AttackContext
 from gradveil.attacks.engine.client_runs import run_clients
 from gradveil.audit.scene import Subject
+from gradveil.client.update import horizontal_fault
+from gradveil.defenses import DEFENSES
 from gradveil.errors import BadUpdate
 from tests.unit.audit.small import make_subject
 
@@ -34,10 +36,13 @@ MAPPED = (
     "data_noise",
     "example_clipping",
     "dp_sgd",
+    "precode",
     "svdefense",
     "clipping + svdefense(weights='none', adaptive=False)",
 )
-ALONE = ("soteria", "censor", "svdefense(hardened=True)")
+ALONE = ("soteria", "censor", "svdefense(hardened=True)", "graddefense", "invl_dnp", "invl_gnp")
+DEAR = ("refiner", "shadow")
+"""They search for what they send, with loops that end when they have it; each takes longer than a test may."""
 
 
 def guesses(subject: Subject, count: int = 4) -> tuple[Tensor, Tensor]:
@@ -67,6 +72,12 @@ def test_defenses_that_are_mapped_send_the_same(defense: str) -> None:
 @pytest.mark.parametrize("defense", ALONE)
 def test_defenses_that_look_into_their_tensors_run_one_by_one(defense: str) -> None:
     assert list(check(make_subject(defense=defense)).memory.values()) == [False]
+
+
+def test_of_every_defense_of_updates_it_is_known_how_it_runs() -> None:
+    tried = {spelled.partition("(")[0] for chained in (*MAPPED, *ALONE, *DEAR) for spelled in chained.split(" + ")}
+    horizontal = {name for name in DEFENSES.names() if horizontal_fault(DEFENSES.build(name)) is None}
+    assert tried == horizontal - {"none"}
 
 
 @pytest.mark.parametrize(
