@@ -27,3 +27,6 @@ def test_steps_and_seconds_of_a_small_cell_add_up(monkeypatch: pytest.MonkeyPatc
     spent = sum(each["seconds"] for each in row["attacks"])
     assert row["search_seconds"] <= spent + 0.1 and row["phases"]["attacks"] == pytest.approx(spent, abs=0.1)
     assert row["whole_seconds"] >= sum(row["phases"].values()) - 0.2
+    assert "referee" in row["phases"]
+    searched = audit_throughput.run(cell, 1, searches_only=True)
+    assert searched["candidate_steps"] == 90 and not {"referee", "nulls", "gap"} & searched["phases"].keys()

@@ -114,10 +114,11 @@ def informed_belief(observation: Observation, context: AttackContext, *, ask_aut
     lessons = _simulated(observation, context)
     if observation.examples > 1:
         return lessons.belief_in_counts(alone)
-    belief = _narrowed(lessons.by_rows(alone, ask_author=ask_author))
+    device = next(iter(alone.update.weights.values())).device
+    belief = _narrowed(lessons.by_rows(alone, ask_author=ask_author).to(device))
     if len(belief.hypotheses) == 1 or observation.classes > MOST_CLASSES:
         return belief
-    return _narrowed(lessons.by_releases(alone, ask_author=ask_author))
+    return _narrowed(lessons.by_releases(alone, ask_author=ask_author).to(device))
 
 
 def _narrowed(log_probabilities: Tensor) -> Belief:
