@@ -85,7 +85,7 @@ def defend(
     local: LocalTraining | None = None,
     raw: Named | None = None,
 ) -> Defended:
-    """Do all that `run_client` does but encode; and but train where ``raw`` is handed in, which training gives if `trains_alone`."""
+    """Do all that `run_client` does but encode, nor train where ``raw`` says what training gives (see `trains_alone`)."""
     if learner.settings.clients > 1:
         raise UsageError(
             "run_client runs one client; for an aggregate run each with settings.clients = 1 and average what they send"
