@@ -24,7 +24,7 @@ import torch
 
 from benchmarks.attack_throughput import measure
 from benchmarks.harness import arguments, finish, read
-from gradveil.attacks import Attack, AttackContext, launch
+from gradveil.attacks import Attack, AttackContext, launch, resolve
 from gradveil.audit import cell as audited
 from gradveil.audit.cell import run_cell
 from gradveil.audit.judge import Referees
@@ -52,6 +52,10 @@ PHASES = {
     "_latency": "client's time",
 }
 """Functions that one audited cell calls, by what they are part of."""
+
+
+class _Enough(Exception):
+    """The searches are over, and nobody asked for more."""
 
 
 @dataclass
@@ -118,24 +122,28 @@ class Stopwatch:
         return found
 
     @contextlib.contextmanager
-    def watching(self) -> Iterator[None]:
-        """Time everything that a cell run inside calls."""
+    def watching(self, searches_only: bool = False) -> Iterator[None]:
+        """Time everything that a cell run inside calls; where only searches are asked for, leave once they are over."""
+
+        def leave(*_: Any) -> None:
+            raise _Enough
+
         with contextlib.ExitStack() as stack:
             for name, phase in PHASES.items():
                 stack.enter_context(mock.patch.object(audited, name, self.timed(phase, getattr(audited, name))))
-            rehearsed = self.timed("referee", Referees.rehearsed)
+            rehearsed = leave if searches_only else self.timed("referee", Referees.rehearsed)
             stack.enter_context(mock.patch.object(Referees, "rehearsed", rehearsed))
             stack.enter_context(mock.patch.object(audited, "launch", self.launch))
             yield
 
 
-def run(cell: Cell, rounds: int) -> dict[str, Any]:
-    """Audit one cell, measure the engine alone at its size, and return both."""
+def run(cell: Cell, rounds: int, *, searches_only: bool = False) -> dict[str, Any]:
+    """Audit one cell, or only run its searches, measure the engine alone at its size, and return both."""
     device = torch.device(cell.device)
     watch = Stopwatch(device)
     begun = watch.now()
-    with watch.watching():
-        result = run_cell(cell).result
+    with watch.watching(searches_only), contextlib.suppress(_Enough):
+        run_cell(cell)
     whole = watch.now() - begun
     searched = watch.last - (watch.first or 0.0)
     mode = "captured" if device.type == "cuda" else "batched"
@@ -145,7 +153,7 @@ def run(cell: Cell, rounds: int) -> dict[str, Any]:
         "model": cell.model,
         "records": cell.records,
         "defense": cell.defense,
-        "ensemble": result.settings.ensemble,
+        "ensemble": resolve(cell.ensemble).name,
         "candidates": watch.most,
         "candidate_steps": watch.steps,
         "search_seconds": round(searched, 2),
@@ -176,12 +184,14 @@ def main() -> None:
     parser.add_argument("--defenses", default="none;gaussian_noise(std=0.01);pruning(rate=0.9);svdefense", help="parted by ;")
     parser.add_argument("--ensemble", default="quick")
     parser.add_argument("--data", default="photos")
+    parser.add_argument("--searches-only", action="store_true", help="judge nothing")
     options = read(parser)
     rows = []
     for model, records in (each.rsplit(":", 1) for each in options.cells.split(",")):
         for defense in options.defenses.split(";"):
             settings = {"data": options.data, "ensemble": options.ensemble, "device": options.device}
-            rows.append(run(Cell(model=model, records=int(records), defense=defense, **settings), options.rounds))
+            cell = Cell(model=model, records=int(records), defense=defense, **settings)
+            rows.append(run(cell, options.rounds, searches_only=options.searches_only))
             sys.stderr.write(_told(rows[-1]))
             sys.stderr.flush()
     finish("audit_throughput", {"cells": rows}, options)

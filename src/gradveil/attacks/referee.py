@@ -27,6 +27,8 @@ from gradveil.attacks.engine.execution import choose_execution
 from gradveil.attacks.engine.loop import Problem, optimise
 from gradveil.attacks.engine.matrix_convolution import quicker
 from gradveil.attacks.engine.optimisers import Adam
+from gradveil.learning.learner import Learner
+from gradveil.recording import Recorded
 from gradveil.records import AdversaryModel, Observation, Reconstruction
 from gradveil.tensors import Named, digest
 
@@ -34,6 +36,7 @@ __all__ = ["Referee", "Verdict", "compare_candidates", "recipe_key"]
 
 _Both = Callable[[Tensor, Tensor, Named], tuple[Named, Named]]
 
+UNKNOWN, EVIDENCE = "unknown|", "evidence|"
 REFIT_STEPS = 60
 TIE_FACTOR = 2.0
 ROUNDING = 1e-9  # a residual this small is that of float32 at the client; no candidate is dropped over it
@@ -71,6 +74,7 @@ class Referee:
         truths: The scores of all truths in rehearsal.
         known: Scores already computed, by the content of what was scored: fitting unknowns is the most expensive part of judging.
         entries: How many entries are compared, by the content of the observation; known once a candidate was scored.
+        recorded: Slopes of misfits by learners, which are kept so that no other takes their place, and adversary.
     """
 
     arrival: dict[str, float] = field(default_factory=dict)
@@ -80,6 +84,9 @@ class Referee:
     truths: tuple[float, ...] = ()
     known: dict[Hashable, float] = field(default_factory=dict, init=False, repr=False, compare=False)
     entries: dict[str, int] = field(default_factory=dict, init=False, repr=False, compare=False)
+    recorded: dict[Hashable, tuple[Recorded, Sequence[Learner]]] = field(
+        default_factory=dict, init=False, repr=False, compare=False
+    )
 
     @classmethod
     def rehearsed(
@@ -137,17 +144,31 @@ class Referee:
             total = self._weighted(residuals, observed)
         return [float(v) if bool(torch.isfinite(v)) else float("inf") for v in total]
 
-    def misfit(self, observation: Observation, candidate: Reconstruction) -> Callable[[Tensor], Tensor]:
-        """Return the weighted relative residual as a differentiable function of a candidate's inputs, all else as it is."""
-        both = _comparing(observation)
-        labels = candidate.targets.to(observation.learner.device)
-        variables = {name: value.double() for name, value in candidate.variables.items()}
+    def misfit(self, observation: Observation, candidate: Reconstruction) -> Callable[[Tensor], tuple[Tensor, Tensor]]:
+        """Return the weighted relative residual, and its slope, as a function of a candidate's inputs, all else as it is."""
+        # What differs between updates of one client is handed in, so that on a GPU one recording serves all of them.
+        key = (*(id(learner) for learner in observation.learners), repr(observation.adversary))
+        if key not in self.recorded:
+            both = _both(_doubled(observation), observation.adversary)
 
-        def loss(inputs: Tensor) -> Tensor:
-            residuals, observed = ({n: v[None] for n, v in side.items()} for side in both(inputs, labels, variables))
-            return self._weighted(residuals, observed)[0]
+            def slope(given: Named) -> Named:
+                with torch.enable_grad():
+                    inputs = given["inputs"].detach().requires_grad_()
+                    sides = both(inputs.clamp(0, 1), given["labels"], prefixed(given, UNKNOWN), prefixed(given, EVIDENCE))
+                    value = self._weighted(*({n: v[None] for n, v in side.items()} for side in sides))[0]
+                (found,) = torch.autograd.grad(value, inputs)
+                return {"value": value.detach(), "slope": found}
 
-        return loss
+            self.recorded[key] = Recorded(slope), observation.learners
+        recorded, _ = self.recorded[key]
+        fixed = with_prefix({name: value.double() for name, value in candidate.variables.items()}, UNKNOWN)
+        fixed |= with_prefix(_evidence(observation), EVIDENCE) | {"labels": candidate.targets.to(observation.learner.device)}
+
+        def evaluate(inputs: Tensor) -> tuple[Tensor, Tensor]:
+            found = recorded({"inputs": inputs.detach(), **fixed})
+            return found["value"], found["slope"]
+
+        return evaluate
 
     def _weighted(self, residuals: Named, observed: Named) -> Tensor:
         terms, weights = [], []
@@ -240,14 +261,28 @@ def compare_candidates(
 
 def _comparing(observation: Observation) -> _Both:
     """Return what compares one candidate with an observation in double precision, round by round, differentiably."""
-    adversary = observation.adversary
-    learners = tuple(quicker(learner.to(torch.float64), observation.input_shape) for learner in observation.learners)
+    both, evidence = _both(_doubled(observation), observation.adversary), _evidence(observation)
+    return lambda x, y, unknown: both(x, y, unknown, evidence)
+
+
+def _doubled(observation: Observation) -> tuple[Learner, ...]:
+    return tuple(quicker(learner.to(torch.float64), observation.input_shape) for learner in observation.learners)
+
+
+def _evidence(observation: Observation) -> Named:
     evidence: Named = {}
     for index in range(len(observation.updates)):
-        seen = {n: v.double() if v.is_floating_point() else v for n, v in adversary.evidence(observation, index).items()}
-        evidence |= with_prefix(seen, f"{index}|")
+        seen = observation.adversary.evidence(observation, index).items()
+        evidence |= with_prefix({n: v.double() if v.is_floating_point() else v for n, v in seen}, f"{index}|")
+    return evidence
 
-    def both(x: Tensor, y: Tensor, unknown: Named) -> tuple[Named, Named]:
+
+def _both(
+    learners: tuple[Learner, ...], adversary: AdversaryModel
+) -> Callable[[Tensor, Tensor, Named, Named], tuple[Named, Named]]:
+    """Return ``(inputs, labels, unknowns, evidence) -> (residuals, observed)``."""
+
+    def both(x: Tensor, y: Tensor, unknown: Named, evidence: Named) -> tuple[Named, Named]:
         left: Named = {}
         right: Named = {}
         for index, learner in enumerate(learners):

@@ -120,15 +120,14 @@ def _finished(subject: Subject, index: int, candidate: Reconstruction, referee: 
     observation = subject.targets[index].observation
     if observation.adversary.variables(observation, torch.Generator().manual_seed(0)):
         return row
-    loss = referee.misfit(observation, candidate)
+    misfit = referee.misfit(observation, candidate)
     matched = candidate.inputs if candidate.unfinished is None else candidate.unfinished
     inputs = matched.to(observation.learner.device).double().clone().requires_grad_()
     search = torch.optim.LBFGS([inputs], max_iter=POLISH, max_eval=POLISH, tolerance_grad=0, line_search_fn="strong_wolfe")
 
     def closure() -> Tensor:
-        value = loss(inputs.clamp(0, 1))
-        (inputs.grad,) = torch.autograd.grad(value, inputs)
-        return value.detach()
+        value, inputs.grad = misfit(inputs)
+        return value
 
     search.step(closure)
     end = candidate.replace(inputs=inputs.detach().clamp(0, 1), unfinished=None, recipe="finished")

@@ -67,6 +67,7 @@ def arrives(
     state: State | None = None,
     round_index: int = 0,
     public: Tensor | None = None,
+    raw: Named | None = None,
 ) -> tuple[Named, State]:
     """Return the weights that the receiver reads, and what the defense keeps, by nothing but arithmetic where that is possible.
 
@@ -76,5 +77,5 @@ def arrives(
     if isinstance(learner, EmbeddingLearner):
         sent = send(learner, batch, defense, seed, state=state, round_index=round_index, public=public)
         return sent.update.weights, sent.state
-    made = defend(learner, batch, defense, seed, state=state, round_index=round_index, public=public)
+    made = defend(learner, batch, defense, seed, state=state, round_index=round_index, public=public, raw=raw)
     return defense.as_read(made.update, made.view).weights, made.state

@@ -21,7 +21,9 @@ from gradveil.registry import spell
 from gradveil.study.local_training import TrainingSettings
 from gradveil.tensors import Named, add, check_finite, sub
 
-__all__ = ["ClientResult", "Defended", "defend", "horizontal_fault", "run_client"]
+__all__ = ["ClientResult", "Defended", "defend", "horizontal_fault", "run_client", "trains_alone"]
+
+AFTER_TRAINING = {"protect_update", "encode", "layer_weights", "correct_aggregate"}
 
 
 @dataclass(frozen=True)
@@ -81,8 +83,9 @@ def defend(
     round_index: int = 0,
     public: Tensor | None = None,
     local: LocalTraining | None = None,
+    raw: Named | None = None,
 ) -> Defended:
-    """Do all that `run_client` does but encode."""
+    """Do all that `run_client` does but encode, nor train where ``raw`` says what training gives (see `trains_alone`)."""
     if learner.settings.clients > 1:
         raise UsageError(
             "run_client runs one client; for an aggregate run each with settings.clients = 1 and average what they send"
@@ -109,7 +112,8 @@ def defend(
     if example:
         _check_examples_are_separate(learner)
     trainer = learner if local is None else ClientLearner.from_learner(learner, running, local.recorder)
-    weights = trainer.replace(per_example=example).update(trained.inputs, trained.targets, keeper.protect)
+    trainer = trainer.replace(per_example=example)
+    weights = trainer.update(trained.inputs, trained.targets, keeper.protect) if raw is None else raw
     check_finite(weights, "the client's update")
 
     buffers = sub(local.buffers, running.buffers) if local and running else {}
@@ -117,6 +121,11 @@ def defend(
     update, state = defense.protect_update(update, view, keeper.state)
     check_finite(update.weights, "the defended update")
     return Defended(update, view, state, trained)
+
+
+def trains_alone(learner: Learner, defense: Defense) -> bool:
+    """Whether a client's training depends on its data alone: neither on what its defense does nor on anything that is drawn."""
+    return set(defense.stations()) <= AFTER_TRAINING and not learner.noise and not learner.settings.shuffle
 
 
 def horizontal_fault(defense: Defense) -> str | None:

@@ -17,6 +17,8 @@ from typing import Any
 
 import torch
 
+from gradveil.attacks.base import AttackContext
+from gradveil.attacks.engine.client_runs import run_clients
 from gradveil.attacks.ensembles import line_up, resolve
 from gradveil.audit.materials import Materials
 from gradveil.audit.party import own_data
@@ -56,6 +58,9 @@ MOST_STEPS = 1_000_000
 RISK_UPDATES = 450
 EXACT_UPDATES = 30
 """What the risk of one record costs, in updates of one client: by leading singular values, or where J is small enough to hold."""
+DEAR_SECONDS = 0.05
+AT_ONCE = 16
+"""A client that takes less is timed among so many, as attackers run it on their candidates."""
 LATENCY_SECONDS = 5.0
 """What a training spends at its end on timing a client with and without the defense."""
 
@@ -250,8 +255,7 @@ def _row(cell: Cell, dataset: Dataset, client: float) -> CellEstimate:
     if not attacks:
         raise UsageError(f"no attack of {ensemble.name!r} applies to {cell.model!r} at batch size {cell.batch_size}")
     observation, updates = subject.targets[0].observation, cell.targets + ensemble.rehearsals
-    batch, simulate = _batch(cell, dataset), context.simulate
-    defended = client if simulate is None else _seconds(lambda: simulate(batch.inputs, batch.targets, 0), cell.device)
+    defended = client if context.simulate is None else _defended_seconds(cell, _batch(cell, dataset), context)
     steps, seconds = 0, 0.0
     found: list[Reconstruction] = []
     for attack in attacks:
@@ -293,6 +297,17 @@ def _client_seconds(cell: Cell, dataset: Dataset) -> float:
     batch = _batch(cell, dataset)
     one = batch.replace(inputs=batch.inputs[: cell.batch_size], targets=batch.targets[: cell.batch_size])
     return _seconds(lambda: send(learner, one, build_defense("none"), Seed(0)), cell.device)
+
+
+def _defended_seconds(cell: Cell, batch: Batch, context: AttackContext) -> float:
+    """Time one run of the defended client among as many as attackers run at once; alone where that is long already."""
+
+    def many(count: int) -> Callable[[], object]:
+        inputs, targets = (value.expand(count, *value.shape) for value in (batch.inputs, batch.targets))
+        return lambda: run_clients(context, inputs, targets, 0)
+
+    alone = _seconds(many(1), cell.device)
+    return alone if alone >= DEAR_SECONDS else _seconds(many(AT_ONCE), cell.device) / AT_ONCE
 
 
 def _seconds(work: Callable[[], object], device: str) -> float:

@@ -12,7 +12,11 @@ from torch import Tensor
 from gradveil.attacks.base import AttackContext
 from gradveil.attacks.engine.client_runs import run_clients
 from gradveil.audit.scene import Subject
+from gradveil.client.update import horizontal_fault
+from gradveil.defenses import DEFENSES
 from gradveil.errors import BadUpdate
+from gradveil.learning import Learner
+from gradveil.tensors import Named
 from tests.unit.audit.small import make_subject
 
 MAPPED = (
@@ -34,10 +38,13 @@ MAPPED = (
     "data_noise",
     "example_clipping",
     "dp_sgd",
+    "precode",
     "svdefense",
     "clipping + svdefense(weights='none', adaptive=False)",
 )
-ALONE = ("soteria", "censor", "svdefense(hardened=True)")
+ALONE = ("soteria", "censor", "svdefense(hardened=True)", "graddefense", "invl_dnp", "invl_gnp")
+DEAR = ("refiner", "shadow")
+"""They search for what they send, with loops that end when they have it; each takes longer than a test may."""
 
 
 def guesses(subject: Subject, count: int = 4) -> tuple[Tensor, Tensor]:
@@ -69,6 +76,12 @@ def test_defenses_that_look_into_their_tensors_run_one_by_one(defense: str) -> N
     assert list(check(make_subject(defense=defense)).memory.values()) == [False]
 
 
+def test_of_every_defense_of_updates_it_is_known_how_it_runs() -> None:
+    tried = {spelled.partition("(")[0] for chained in (*MAPPED, *ALONE, *DEAR) for spelled in chained.split(" + ")}
+    horizontal = {name for name in DEFENSES.names() if horizontal_fault(DEFENSES.build(name)) is None}
+    assert tried == horizontal - {"none"}
+
+
 @pytest.mark.parametrize(
     "settings",
     [
@@ -90,6 +103,32 @@ def test_another_draw_is_other_noise_and_all_candidates_share_it() -> None:
     (first,), (second,) = (run_clients(context, *same, draw) for draw in (1, 2))
     for name, value in first.items():
         assert torch.equal(value[0], value[1]) and not torch.equal(value, second[name])
+
+
+@pytest.mark.parametrize(("defense", "trainings"), [("gaussian_noise", 2), ("outpost", 4), ("clipping + data_noise", 4)])
+def test_draws_behind_the_training_train_once(defense: str, trainings: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    subject, trained = make_subject(defense=defense), list[int]()
+    context, (inputs, targets) = subject.context(1), guesses(subject)
+    update = Learner.update
+
+    def counted(*given: Any) -> Named:
+        trained.append(1)
+        return update(*given)
+
+    monkeypatch.setattr(Learner, "update", counted)
+    assert context.simulate_many is not None
+    first = [context.simulate_many(inputs, targets, draw) for draw in range(2)]
+    moved = inputs + 0.1
+    second = [context.simulate_many(moved, targets, draw) for draw in range(2)]
+    assert len(trained) == trainings
+    assert context.simulate is not None
+    for sent, given in ((first, inputs), (second, moved)):
+        for draw, (found,) in enumerate(sent):
+            (alone,) = context.simulate(given[1], targets[1], draw)
+            assert all(torch.allclose(found[name][1], value, rtol=1e-4, atol=1e-6) for name, value in alone.items())
+    moved.mul_(0.5)
+    context.simulate_many(moved, targets, 0)
+    assert len(trained) > trainings + 4
 
 
 def test_an_update_that_is_not_finite_is_refused_either_way() -> None:

@@ -10,11 +10,14 @@ import torch
 from torch import Tensor
 
 from gradveil.adversary import OpenAdversary
+from gradveil.attacks import referee as module
 from gradveil.attacks.referee import Referee, recipe_key
 from gradveil.learning.learner import Learner
+from gradveil.recording import Recorded
 from gradveil.records import Batch, Observation, Reconstruction, Update
 from gradveil.tensors import Named, scale
 from tests.unit.attacks.scenes import CLASSES, make_batch, make_learner, observe
+from tests.unit.fake_cuda import FakeCuda
 
 
 def candidate(inputs: Tensor, labels: Tensor, recipe: str = "some", **fields: object) -> Reconstruction:
@@ -206,3 +209,20 @@ def test_what_cannot_be_scored_is_never_chosen() -> None:
 def test_recipes_are_told_apart_by_stance() -> None:
     truth = make_batch()
     assert recipe_key(candidate(truth.inputs, truth.targets, "a", stance="informed")) == "a/informed"
+
+
+def test_one_recording_gives_the_slopes_of_all_updates_of_a_client(cuda: FakeCuda, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "Recorded", lambda function: Recorded(cuda.watched(function)))
+    learner, judge = make_learner(), Referee(arrival={"0|head.weight": 0.5})
+    for seed in range(2):
+        truth = make_batch(seed=seed)
+        seen, guess = observe(learner, truth, "pruning(rate=0.5)"), candidate(make_batch(seed=9).inputs, truth.targets)
+        evaluate = judge.misfit(seen, guess)
+        value, slope = evaluate(guess.inputs)
+        assert float(value) == pytest.approx(judge.scores(seen, [guess])[0])
+        step = 1e-4 * slope / slope.norm()
+        rise = float(evaluate(guess.inputs + step)[0] - evaluate(guess.inputs - step)[0])
+        assert rise == pytest.approx(2e-4 * float(slope.norm()), rel=1e-3)
+    assert len(cuda.graphs) == 1
+    judge.misfit(observe(make_learner(seed=1), make_batch(), "pruning(rate=0.5)"), guess)(guess.inputs)
+    assert len(cuda.graphs) == 2

@@ -115,18 +115,18 @@ def informed_belief(observation: Observation, context: AttackContext, *, ask_aut
     if observation.examples > 1:
         return lessons.belief_in_counts(alone)
     device = next(iter(alone.update.weights.values())).device
-    belief = _narrowed(lessons.by_rows(alone, ask_author=ask_author), device)
+    belief = _narrowed(lessons.by_rows(alone, ask_author=ask_author).to(device))
     if len(belief.hypotheses) == 1 or observation.classes > MOST_CLASSES:
         return belief
-    return _narrowed(lessons.by_releases(alone, ask_author=ask_author), device)
+    return _narrowed(lessons.by_releases(alone, ask_author=ask_author).to(device))
 
 
-def _narrowed(log_probabilities: Tensor, device: torch.device) -> Belief:
-    """Return the smallest set of labels that holds 99 %, or as many as the cap allows, where a search has its inputs."""
+def _narrowed(log_probabilities: Tensor) -> Belief:
+    """Return the smallest set of labels that holds 99 %, or as many as the cap allows."""
     ordered = log_probabilities.sort(descending=True, stable=True)
     cumulative = ordered.values.exp().cumsum(0)
     count = min(int((cumulative < SURE).sum()) + 1, MOST_HYPOTHESES, len(cumulative))
-    return Belief(ordered.indices[:count, None].to(device), ordered.values[:count].exp())
+    return Belief(ordered.indices[:count, None], ordered.values[:count].exp())
 
 
 def _simulated(observation: Observation, context: AttackContext) -> _Simulated:

@@ -18,6 +18,8 @@ from torch import Tensor
 from torch.func import vmap
 
 from gradveil.attacks.base import AttackContext
+from gradveil.attacks.engine.execution import chunk_size
+from gradveil.attacks.engine.matrix_convolution import quicker
 from gradveil.attacks.engine.objectives import OBJECTIVES
 from gradveil.learning.learner import Learner
 from gradveil.records import Comparison, Observation
@@ -130,7 +132,10 @@ def _gains(raw: Tensor, sent: Tensor) -> tuple[Tensor, float]:
 def raw_updates(learner: Learner, inputs: Tensor, targets: Tensor) -> Named:
     """Return the undefended updates of all candidates, a few at a time: each holds a gradient as large as the model."""
     few = max(1, MOST_ENTRIES // max(1, learner.parameters))
-    return dict(vmap(learner.update, chunk_size=few)(inputs, targets))
+    if inputs.device.type == "cuda":  # where small parts would leave most of it idle
+        few = max(few, chunk_size(inputs.device, learner.parameters, len(inputs), inputs.shape[1]))
+    quick = quicker(learner, tuple(inputs.shape[2:]))
+    return dict(vmap(quick.update, chunk_size=few)(inputs, targets))
 
 
 def probe_of(observation: Observation, context: AttackContext) -> Probe | None:

@@ -56,8 +56,9 @@ def generic_evidence(observations: Sequence[Observation], hypotheses: Hypotheses
     varies = client.varies()
     runs = _Runs(client, DRAWS if varies else 1, varies)
     count = releases_of_own(len(hypotheses), sum(value.numel() for value in releases[0].values()))
-    learned = [runs.sent(index) for index in range(count)]
-    own = [runs.release(index) for index in range(count)]
+    ran = [runs.run(index) for index in range(count)]
+    learned, own = [sent for sent, _ in ran], [runs.release(index, draws) for index, (_, draws) in enumerate(ran)]
+    del ran
     laws = Laws(own, learned)
     everything = [*releases, *own]
     columns = [features_of(everything, block, laws) for block in _blocks(runs, learned, len(hypotheses))]
@@ -89,18 +90,22 @@ class _Runs:
 
     def sent(self, index: int) -> Sent:
         """Return a candidate's mean over the draws that all candidates share."""
+        return self.run(index)[0]
+
+    def run(self, index: int) -> tuple[Sent, list[Named]]:
+        """Return the same, and the only draw where nothing is drawn."""
         draws = [joined(self.client.observe(index, draw)) for draw in range(self.draws)]
         raws = [self.client.raw(index, draw) for draw in range(self.draws if self.client.hypotheses.varies else 1)]
         mean = {name: torch.stack([raw[name] for raw in raws]).mean(0) for name in raws[0]}
-        return Sent.of(draws, mean)
+        return Sent.of(draws, mean), [] if self.varies else draws
 
     def draw_of_release(self, index: int) -> int:
         """Return the draw of a candidate's own release: one that nothing else has, where there is anything to draw."""
         return self.draws + index if self.varies else 0
 
-    def release(self, index: int) -> Named:
-        """Return a release the attacker makes of a candidate."""
-        return joined(self.client.observe(index, self.draw_of_release(index)))
+    def release(self, index: int, draws: list[Named]) -> Named:
+        """Return a release the attacker makes of a candidate: where nothing is drawn, the one that it has."""
+        return draws[0] if draws else joined(self.client.observe(index, self.draw_of_release(index)))
 
 
 def _blocks(runs: _Runs, learned: list[Sent], count: int) -> Iterator[list[Sent]]:
