@@ -39,12 +39,11 @@ def test_a_hundred_records_stored_twice_do_not_hide_a_perfect_leak(
     assert [check.level for check in kept.checks if check.name == "duplicates"] == ["warn"]
 
 
-SMALL = "--data digits --model lenet --risk off --lists off --workers 1 --device cpu --quiet --json".split()
+WORDS = "--data digits --model lenet --risk off --lists off --workers 1 --device cpu --quiet --json"
+SMALL = WORDS.split()
 
 
-def test_an_author_who_wrote_no_attacker_passes_no_gate(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Captured
-) -> None:
+def test_a_lazy_author_passes_no_gate(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Captured) -> None:
     """A tenth of the signs turned, an adversary that says only what is exact: 0 of 16, "informed 0 of 16", exit code 0."""
     monkeypatch.chdir(tmp_path)
     attacked = ["--records", "6", "--ensemble", "inverting_gradients(steps=4)"]
