@@ -13,12 +13,13 @@ from torch import Tensor
 
 from gradveil.adversary import OpenAdversary
 from gradveil.attacks.adaptive import AUTHORLESS
+from gradveil.audit.gap import Explained
 from gradveil.audit.scene import Subject, Target
 from gradveil.defenses import parts_of
 from gradveil.records import AdversaryModel, Knowledge, Observation, Reconstruction
 from gradveil.study.results import Check
 
-__all__ = ["INFORMED_STANCES", "check_informed_moved", "check_informed_ran", "informed_by"]
+__all__ = ["INFORMED_STANCES", "check_informed_moved", "check_informed_ran", "informed_by", "nowhere_to_go"]
 
 INFORMED_STANCES = ("informed", *AUTHORLESS)
 LOOKED_AT = 2
@@ -64,13 +65,24 @@ def check_informed_ran(subject: Subject, candidates: Candidates) -> Check:
     return Check(name=name, level="warn", sentence=f"Informed: none ran, because {why}; {more}.", remedy=remedy)
 
 
-def check_informed_moved(subject: Subject, candidates: Candidates) -> Check:
-    """Say for how many searches of those who know the defense the objective fell."""
+def check_informed_moved(subject: Subject, candidates: Candidates, explained: Sequence[Explained] = ()) -> Check:
+    """Say for how many searches of those who know the defense the objective fell.
+
+    Under strong noise it is nearly all noise and cannot fall, not even at the truth. Where no truth explains its update better
+    than what was chosen (`gradveil.audit.gap`), there was nowhere to go, and standing still says nothing against the search.
+    """
     name = "informed_moved"
     own = [c for many in candidates for c in many if c.stance in INFORMED_STANCES and c.steps > 0]
     if not own:
         return Check(name=name, level="ok", sentence="No attacker who knows the defense had to search.")
     moved = sum(c.best_loss < MOVED * c.first_loss for c in own)
+    if moved == 0 and nowhere_to_go(explained):
+        return Check(
+            name=name,
+            level="ok",
+            sentence=f"The objective never fell in any of the {len(own)} searches of attackers who know the defense, and the "
+            "truth would not have made it fall either.",
+        )
     if moved == 0:
         return Check(
             name=name,
@@ -83,6 +95,11 @@ def check_informed_moved(subject: Subject, candidates: Candidates) -> Check:
         level="ok",
         sentence=f"The objective fell in {moved} of the {len(own)} searches of attackers who know the defense.",
     )
+
+
+def nowhere_to_go(explained: Sequence[Explained]) -> bool:
+    """Whether no truth explains its update better than what was chosen."""
+    return bool(explained) and not any(row.search_failed for row in explained)
 
 
 def _something_to_know(subject: Subject) -> bool:

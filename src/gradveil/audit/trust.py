@@ -13,7 +13,7 @@ from torch import nn
 
 from gradveil.attacks.referee import Referee, Verdict
 from gradveil.audit.gap import Explained
-from gradveil.audit.informed import check_informed_moved, check_informed_ran
+from gradveil.audit.informed import check_informed_moved, check_informed_ran, nowhere_to_go
 from gradveil.audit.judge import Scored
 from gradveil.audit.scene import Subject
 from gradveil.learning.dropout import HandedDropout, dropout_layers
@@ -83,7 +83,7 @@ def run_checks(evidence: Evidence) -> list[Check]:
         _regret,
         _nobody_ahead,
         _informed,
-        _informed_ran,
+        lambda each: check_informed_ran(each.subject, each.candidates),
         _informed_moved,
         _dropout,
         _within_certificate,
@@ -100,6 +100,10 @@ def _loss_fell(evidence: Evidence) -> Check:
     stuck = [c for c in optimised if not c.best_loss < 0.999 * c.first_loss]
     recipes = sorted({f"{c.recipe}/{c.stance}" for c in stuck})
     if optimised and len(stuck) == len(optimised):
+        if nowhere_to_go(evidence.explained):
+            return _check(
+                "matching_loss_fell", "ok", "No attack's objective fell, and the truth would not have made it fall either."
+            )
         return _check(
             "matching_loss_fell",
             "fail",
@@ -327,12 +331,8 @@ def _informed(evidence: Evidence) -> Check:
     return _check("informed_complete", "ok", "The informed attacker knows the whole defense.")
 
 
-def _informed_ran(evidence: Evidence) -> Check:
-    return check_informed_ran(evidence.subject, evidence.candidates)
-
-
 def _informed_moved(evidence: Evidence) -> Check:
-    return check_informed_moved(evidence.subject, evidence.candidates)
+    return check_informed_moved(evidence.subject, evidence.candidates, evidence.explained)
 
 
 def _dropout(evidence: Evidence) -> Check:

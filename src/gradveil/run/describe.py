@@ -20,7 +20,7 @@ from gradveil.study.run_result import Run
 __all__ = ["NOT_TESTED", "describe_cells", "describe_run"]
 
 NOT_TESTED = (
-    "membership inference: whether a record was used at all",
+    "membership inference: whether a record was used in any round of the training",
     "property inference: what the data have in common",
     "what the final trained model remembers",
     "attackers who alter the model they send",

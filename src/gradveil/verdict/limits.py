@@ -29,10 +29,10 @@ from gradveil.study.limits import COUNTED, METRICS, Limit
 from gradveil.study.measures import Share, Spread
 from gradveil.study.results import CellResult
 from gradveil.study.risks import Assessment, RiskRecord
-from gradveil.verdict.level_words import view_words
 from gradveil.verdict.levels import level_of
 from gradveil.verdict.numbers import count
-from gradveil.verdict.status import Status, at_the_null, cannot_tell, settings_of, status_of
+from gradveil.verdict.status import settings_of
+from gradveil.verdict.words import blind_to
 
 __all__ = ["Outcome", "Violation", "compare", "enforce"]
 
@@ -165,7 +165,7 @@ def _judge(limit: Limit, cell: CellResult, undefended: CellResult | None) -> Vio
     if spread is None or bound is None:
         return f"{limit.metric} was not measured"
     if not limit.broken_by(bound):
-        why = _blind(cell, undefended)
+        why = blind_to(cell, undefended)
         return f"cannot tell whether {limit.text} holds: {why}" if why else ""
     told = f"median {limit.metric} {spread.median:.4g}, {'at most' if higher else 'at least'} {bound:.4g} (95 %)"
     return Violation(limit, cell.defense.spelling, bound, f"{cell.defense.spelling} is beyond {limit.text}: {told}")
@@ -181,7 +181,7 @@ def _judge_share(limit: Limit, cell: CellResult, undefended: CellResult | None) 
     if share.value > limit.value:
         told += f", at least {share.low:.1%} (95 %, corrected for the choice among attackers)"
         return Violation(limit, defense, share.low, f"{defense} is beyond {limit.text}: {told}")
-    why = _blind(cell, undefended) if limit.metric in OF_PICTURES else ""
+    why = blind_to(cell, undefended) if limit.metric in OF_PICTURES else ""
     if why:
         return f"cannot tell whether {limit.text} holds: {told}, and {why}"
     if not limit.broken_by(view.upper):
@@ -191,17 +191,6 @@ def _judge_share(limit: Limit, cell: CellResult, undefended: CellResult | None) 
     if needed and share.effective is not None:
         more += f" in updates or of owners of their own, because these {share.n} are worth {share.effective:.0f}"
     return f"cannot tell whether {limit.text} holds: {told}, at most {view.upper:.1%} (exact one-sided 95 %); {more}"
-
-
-def _blind(cell: CellResult, undefended: CellResult | None) -> str:
-    """Return why attackers who rebuilt nothing say nothing; empty where they do."""
-    why = cannot_tell(cell)
-    if not why and status_of(cell, undefended) is Status.LISTED:
-        return f"the information is there, our search did not get it: {view_words(level_of(cell, 'list'))}".replace("\u00a0", " ")
-    shown = cell.power is not None and cell.power.shown
-    if not why and not shown and undefended not in (None, cell) and at_the_null(undefended):
-        return "the same attackers find no more in the undefended update"
-    return why
 
 
 def _of_those_searched(limit: Limit, cell: CellResult, share: Share) -> str:

@@ -22,6 +22,7 @@ from gradveil.verdict.level_words import view_words
 from gradveil.verdict.levels import View, level_of, levels_of
 from gradveil.verdict.numbers import count, interval, percent, points, times
 from gradveil.verdict.status import Setting, Status, at_the_null, settings_of, status_of
+from gradveil.verdict.words import blind_to
 
 __all__ = ["Candidate", "Recommendation", "Requirements", "recommend"]
 
@@ -272,6 +273,8 @@ def _notes_on(chosen: Candidate, others: Sequence[Candidate], settings: Sequence
             notes.append(
                 f"it is broken all the same: {cell.ensemble} identifies clearly more records than can be had without the update"
             )
+        elif asked.level == "picture" and (why := blind_to(cell, bare)):
+            notes.append(f"that few pictures were rebuilt may not be its doing: {why}")
     return list(dict.fromkeys([*notes, *_notes_on_accuracy(chosen, asked)]))
 
 

@@ -11,11 +11,12 @@ from gradveil.study.run_result import Run
 from gradveil.verdict.level_words import power_words, view_words
 from gradveil.verdict.levels import bar_of, level_of
 from gradveil.verdict.numbers import NBSP, accuracy, count, db, interval, ms, percent, points, size, times
-from gradveil.verdict.status import Headline, Status, cannot_tell, closer_than_null, status_of
+from gradveil.verdict.status import Headline, Status, at_the_null, cannot_tell, closer_than_null, status_of
 
 __all__ = [
     "NULLS",
     "Trust",
+    "blind_to",
     "costs",
     "headline_sentence",
     "identified_sentence",
@@ -110,6 +111,18 @@ def judgement(cell: CellResult, undefended: CellResult | None) -> str:
         pictures = f"{db(cell.selected.psnr.median)} against {db(cell.bar.psnr.value)}"
         return f"Leaks something under {cell.ensemble}: pictures come closer to the originals than the best null ({pictures})."
     return f"Unclear under {cell.ensemble}: {_against_null(cell)}, and {count(share.n, 'record')} are too few to tell them apart."
+
+
+def blind_to(cell: CellResult, undefended: CellResult | None) -> str:
+    """Return why attackers who rebuilt nothing say nothing about pictures; empty where they do."""
+    why = cannot_tell(cell)
+    if not why and status_of(cell, undefended) is Status.LISTED:
+        listed = view_words(level_of(cell, "list")).replace(NBSP, " ")
+        return f"the information is there, our search did not get it: {listed}"
+    shown = cell.power is not None and cell.power.shown
+    if not why and not shown and undefended is not None and undefended is not cell and at_the_null(undefended):
+        return "the same attackers find no more in the undefended update"
+    return why
 
 
 def _elsewhere(cell: CellResult) -> str:

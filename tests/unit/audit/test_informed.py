@@ -13,6 +13,7 @@ from torch import Tensor
 from gradveil.adversary import OpenAdversary
 from gradveil.attacks import line_up, resolve
 from gradveil.audit.cell import run_cell
+from gradveil.audit.gap import Explained
 from gradveil.audit.informed import check_informed_moved, check_informed_ran, informed_by
 from gradveil.audit.scene import Subject, build_subject, load_cell_data
 from gradveil.defenses.base import ClientView, Defense, DefenseCard, State
@@ -151,6 +152,23 @@ def test_a_row_whose_informed_searches_never_moved_says_so() -> None:
     assert check_informed_moved(subject("none"), [[plain, candidate("informed", best_loss=float("nan"))]]).level == "warn"
     assert check_informed_moved(subject("none"), [[plain]]).level == "ok"
     assert "never fell in any of the 2" in check_informed_moved(subject("none"), [[stuck], [stuck]]).sentence
+
+
+def test_who_stands_still_where_the_truth_is_no_better_has_nowhere_to_go() -> None:
+    """Under noise a thousand times as loud as the update even the truth lowers the objective by nothing."""
+    stuck = [[candidate("informed", best_loss=1.0)]] * 2
+    gone, missed = Explained(found=0.5, truth=0.5001), Explained(found=0.6, truth=0.5)
+    check = check_informed_moved(subject("none"), stuck, [gone, gone])
+    assert check.level == "ok" and "the truth would not have made it fall" in check.sentence
+    assert check_informed_moved(subject("none"), stuck, [gone, missed]).level == "warn"
+
+
+def test_strong_noise_is_not_held_against_those_who_search_it() -> None:
+    cell = Cell(data="digits", model="lenet", defense="gaussian_noise(std=10.0)", records=2, risk="off", lists="off")
+    result = run_cell(cell.replace(ensemble="inverting_gradients(steps=5, objective='likelihood', stance='informed')")).result
+    assert result.gap is not None and result.gap.search_failed.count == 0
+    assert not result.failures, [check.sentence for check in result.failures]
+    assert result.moved, "else the only defense that holds could never be told from a poor search"
 
 
 @pytest.mark.parametrize(("author", "status"), [("lazy", "failed"), ("copies", "failed"), ("sizes", "passed")])

@@ -37,3 +37,35 @@ def test_a_hundred_records_stored_twice_do_not_hide_a_perfect_leak(
         (kept,) = load_run(folder).cells
     assert kept.duplicates == 100 and kept.candidates == 200 and kept.chance == pytest.approx(1 / 100)
     assert [check.level for check in kept.checks if check.name == "duplicates"] == ["warn"]
+
+
+WORDS = "--data digits --model lenet --risk off --lists off --workers 1 --device cpu --quiet --json"
+SMALL = WORDS.split()
+
+
+def test_a_lazy_author_passes_no_gate(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Captured) -> None:
+    """A tenth of the signs turned, an adversary that says only what is exact: 0 of 16, "informed 0 of 16", exit code 0."""
+    monkeypatch.chdir(tmp_path)
+    attacked = ["--records", "6", "--ensemble", "inverting_gradients(steps=4)"]
+    lazy = "tests.unit.audit.test_informed:TurnsSigns(rate=0.4)"
+    code = main(["audit", *SMALL, *attacked, "--defense", lazy, "--out", "o", "--fail-if", "identified>0.5"])
+    said = capsys.readouterr()
+    (cell,) = json.loads(said.out)["cells"]
+    assert cell["identified"]["count"] <= 3, "else there is nothing to be fooled by"
+    assert code == 3 and "informed: none ran" in said.err
+    assert "not broken" not in cell["verdict"]
+
+
+def test_a_search_that_was_cut_short_passes_no_gate(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Captured) -> None:
+    """Pruning by "quick-3" at 40 steps: 1 of 16 without a mark, 16 of 16 at full length, exit code 0."""
+    monkeypatch.chdir(tmp_path)
+    defenses = ["--defense", "none", "--defense", "pruning(rate=0.99)"]
+    cut = ["--records", "6", "--ensemble", "quick", "--steps", "2"]
+    code = main(["audit", *SMALL, *cut, *defenses, "--out", "o", "--fail-if", "identified>0.5"])
+    said = capsys.readouterr()
+    found = json.loads(said.out)
+    assert code == 3 and "cannot tell" in said.err
+    with as_folder(Path("o")) as folder:
+        cells = load_run(folder).cells
+    assert {cell.ensemble for cell in cells} == {"quick-4 cut off after 2 steps"} and all(cell.capped for cell in cells)
+    assert found["cells"][1]["verdict"] not in ("not broken", "not identified; power not measured")

@@ -259,6 +259,9 @@ def test_a_level_is_judged_by_its_own_numbers(tmp_path: Path) -> None:
     assert any("16 of 16 records pointed out on a list of 128" in note for note in pictures.as_dict()["notes"]), (
         "and says what a list adds"
     )
+    doubt = "that few pictures were rebuilt may not be its doing: the information is there, our search did not get it"
+    assert any(doubt in note for note in pictures.notes)
+    assert not any(doubt in note for note in found.notes), "who asks about lists is told about lists"
 
 
 def test_a_level_nobody_measured_recommends_nothing(tmp_path: Path) -> None:
