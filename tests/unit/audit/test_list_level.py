@@ -86,7 +86,7 @@ def test_under_heavy_noise_lists_and_presence_are_at_chance() -> None:
 
 
 @pytest.mark.parametrize(
-    "defense", ["censor", "quantisation(mode='sign')", "quantisation(mode='qsgd', bits=4)", "pruning(rate=0.9)"]
+    "defense", ["censor", "quantisation(mode='sign')", "quantisation(mode='qsgd', bits=4)", "pruning(rate=0.9)", "svdefense"]
 )
 def test_what_is_no_noise_falls_to_both_attackers(defense: str) -> None:
     found = measured(records=6, defense=defense)

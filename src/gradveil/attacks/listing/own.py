@@ -203,9 +203,13 @@ def _unlike(residuals: Named, observed: Named) -> Tensor:
     return 1 - both.square() / (own * seen).clamp_min(TINY)
 
 
+def _in_double(evidence: Named) -> Named:
+    return {name: value.double() if value.is_floating_point() else value for name, value in evidence.items()}
+
+
 def _is_plain(adversary: AdversaryModel, seen: list[Named], replayed: list[Named]) -> bool:
     """Whether the model compares what was seen with what is replayed entry by entry, as they are."""
-    for evidence, simulated in zip(seen, replayed, strict=True):
+    for evidence, simulated in zip(map(_in_double, seen), replayed, strict=True):
         found = adversary.compare(evidence, simulated, {})
         if found.simulated.keys() != simulated.keys() or found.observed.keys() != simulated.keys():
             return False
@@ -249,7 +253,7 @@ def _compared(adversary: AdversaryModel, seen: list[list[Named]], replayed: list
                 comparison = adversary.compare(own, ours, {})
                 return comparison.residuals(), dict(comparison.observed)
 
-            left, right = vmap(one)({n: v.double() if v.is_floating_point() else v for n, v in evidence.items()})
+            left, right = vmap(one)(_in_double(evidence))
             residuals |= with_prefix(left, f"{index}|")
             observed |= with_prefix(right, f"{index}|")
         found.append(_by_tensor(residuals))
