@@ -62,6 +62,8 @@ def test_rows_of_one_defense_say_what_else_differs() -> None:
         "| `none`, records 32",
         "| `none`, rounds 4, records 16",
     ]
+    found = study("attacks", cell("a", known_labels=False), cell("b", known_labels=True))
+    assert [line.split(" | ")[0] for line in body(found)] == ["| `none`, known_labels False", "| `none`, known_labels True"]
 
 
 def test_several_studies_make_one_table() -> None:
