@@ -17,6 +17,7 @@ from typing import Any
 from gradveil.errors import UsageError, suggest
 from gradveil.storage.study_file import read_study
 from gradveil.study.codec import decode
+from gradveil.study.evidence import Power
 from gradveil.study.measures import Share, Summary
 from gradveil.study.results import CellResult
 from gradveil.verdict.levels import View, level_of
@@ -164,6 +165,33 @@ def _attacks(study: Mapping[str, Any], order: Sequence[str], levels: Sequence[st
     return lines
 
 
+def _leaks(study: Mapping[str, Any], order: Sequence[str], levels: Sequence[str]) -> list[Line]:
+    """Return rows of all levels, who ignores the defense and who knows it, and how far to believe them."""
+    lines = []
+    for number, (cell, title) in enumerate(_told_apart(study)):
+        found = _told(cell)
+        gap, power = found.gap, found.power
+        cells = [
+            title,
+            *_levels(found, levels),
+            f"{_share(found.identified)}{_without(level_of(found, 'picture'))}",
+            _identified(found, found.plain),
+            _identified(found, found.informed),
+            f"{_number(cell['selected'], 'psnr')} ({cell['bar']['psnr']['value']:.1f})",
+            MISSING if gap is None else f"{gap.search_failed.count} · {gap.information_gone.count}",
+            MISSING if power is None or power.reason else _shown_power(power),
+        ]
+        lines.append(((_place(order, _spelt(study, cell["cell"]["defense"])), title, number), cells))
+    return lines
+
+
+def _shown_power(power: Power) -> str:
+    """Return at which weight of a planted leak half of the records were found, and how many weaker settings were broken."""
+    planted = "a50 –" if power.a50 is None else f"a50 {power.a50:.2g}"
+    broken = sum(rung.broken for rung in power.ladder)
+    return f"{planted}, {broken} of {len(power.ladder)} weaker" if power.ladder else planted
+
+
 def _settings(study: Mapping[str, Any], order: Sequence[str], levels: Sequence[str]) -> list[Line]:
     lines = []
     for number, (cell, title) in enumerate(_shown(study, "model")):
@@ -300,6 +328,13 @@ MAKERS: dict[str, tuple[list[str], Callable[[Mapping[str, Any], Sequence[str], S
             "null: identified | PSNR"
         ),
         _attacks,
+    ),
+    "levels": (
+        _head(
+            "defense | picture | plain: picture | informed: picture | PSNR, dB (null) | not found: search failed · information "
+            "gone | power"
+        ),
+        _leaks,
     ),
     "settings": (
         _head(

@@ -31,7 +31,7 @@ __all__ = ["BEFORE", "STUDY_FORMAT", "STUDY_KEYS", "TABLES", "Layout", "Scripted
 STUDY_FORMAT = "gradveil-study-1"
 BEFORE = "before provenance"
 """What stands for the provenance of results that were kept before there was any: which code made them is not known."""
-TABLES = ("attacks", "settings", "summary", "accuracy", "none")
+TABLES = ("attacks", "levels", "settings", "summary", "accuracy", "none")
 SCRIPTED = "script"
 """What the results say of tables that a script made."""
 GRIDS, SETTINGS = "grids", "settings"
@@ -54,10 +54,11 @@ class Layout:
     table: str = key(
         "attacks",
         choice(*TABLES),
-        "kind of its table: attacks, settings, summary, accuracy or none",
+        "kind of its table: attacks, levels, settings, summary, accuracy or none",
         section="study",
-        docs="kind of its table: `attacks` (one row a defense: plain, informed and null), `settings` (one row a model, batch and "
-        "attackers), `summary` (as the README's), `accuracy` (over paired seeds; nothing is attacked), or `none`",
+        docs="kind of its table: `attacks` (one row a defense: plain, informed and null), `levels` (one row a defense: label, "
+        "list, picture, gap and power), `settings` (one row a model, batch and attackers), `summary` (as the README's), "
+        "`accuracy` (over paired seeds; nothing is attacked), or `none`",
     )
     page: str = key("", text, "page of the docs that shows its table", section="study")
     rows: tuple[tuple[str, str], ...] = key(

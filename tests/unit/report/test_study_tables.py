@@ -55,6 +55,25 @@ def test_attacks_in_the_order_of_the_rows() -> None:
     ]
 
 
+def test_levels_say_how_far_to_believe_them() -> None:
+    measured = cell("a", defense="dgp") | {
+        "bar": {"identified": {"null": "prior_only", "value": 0.125, "high": 0.5}, "psnr": {"null": "grey", "value": 9.96}},
+        "gap": {"search_failed": share(3), "information_gone": share(1), "found": share(4)},
+        "power": {
+            "a50": 0.25,
+            "ladder": [
+                {"spelling": "weak", "identified": share(8) | {"low": 0.6}, "null": {"null": "grey", "value": 0.1, "high": 0.4}},
+                {"spelling": "as is", "identified": share(1), "null": {"null": "grey", "value": 0.1, "high": 0.4}},
+            ],
+        },
+    }
+    assert body(study("levels", measured, cell("b", None))) == [
+        "| `dgp` | 7 of 8 (10–90 %), null 12 % | 2 of 8 (10–90 %) | 7 of 8 (10–90 %) | 20.0 (10.0) | 3 · 1 "
+        "| a50 0.25, 1 of 2 weaker |",
+        "| `none` | 6 of 8 (10–90 %), null 12 % | 2 of 8 (10–90 %) | – | 20.0 (10.0) | – | – |",
+    ]
+
+
 def test_rows_of_one_defense_say_what_else_differs() -> None:
     found = study("attacks", cell("a", records=32), cell("b", records=16, rounds=4), cell("c", defense="dgp"))
     assert [line.split(" | ")[0] for line in body(found)] == [
