@@ -8,6 +8,7 @@ results out, and what cannot be recorded (a step that waits for the GPU) is eval
 from __future__ import annotations
 
 import contextlib
+import gc
 import warnings
 import weakref
 from collections import Counter
@@ -135,7 +136,7 @@ class Recorded:
                 return None
             graph = torch.cuda.CUDAGraph()
             # One pool for all: results are copied out before another recording is replayed.
-            with torch.cuda.graph(graph, pool=self._pool, stream=side):
+            with _no_garbage(), torch.cuda.graph(graph, pool=self._pool, stream=side):
                 found = self._function(fixed)
                 _keep(found, fixed, self._keeps)
         except RuntimeError as reason:
@@ -164,6 +165,19 @@ def _keep(found: Named, given: Named, names: Collection[str]) -> None:
     aside = {name: found[name].clone() for name in names}
     for name, value in aside.items():
         given[name].copy_(value)
+
+
+@contextlib.contextmanager
+def _no_garbage() -> Iterator[None]:
+    """Collect garbage now and not inside: to free an older graph while another is captured spoils the capture."""
+    gc.collect()
+    collects = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if collects:
+            gc.enable()
 
 
 @contextlib.contextmanager

@@ -139,6 +139,29 @@ def test_a_failed_capture_leaves_everything_as_it_was(cuda: FakeCuda) -> None:
     assert torch.equal(found["slope"], pure(given)["slope"])
 
 
+def test_no_garbage_is_collected_while_a_graph_is_captured(cuda: FakeCuda) -> None:
+    class Ring:
+        """What only the collector of garbage frees, as an older recording may be."""
+
+        def __init__(self) -> None:
+            self.itself = self
+
+        def __del__(self) -> None:
+            freed.append(cuda.capturing is not None)
+
+    def littering(given: Named) -> Named:
+        Ring()
+        assert [[] for _ in range(2 * gc.get_threshold()[0])]  # so many that the collector would set off
+        return pure(given)
+
+    freed: list[bool] = []
+    recorded = Recorded(cuda.watched(littering))
+    recorded(draw(0, 5))
+    gc.collect()
+    assert recorded.recordings == 1 and gc.isenabled()
+    assert len(freed) > 2 and not any(freed)
+
+
 def test_a_full_memory_is_told_and_may_be_tried_again(cuda: FakeCuda) -> None:
     recorded, given = Recorded(cuda.watched(pure)), draw(0, 5)
     cuda.failure = torch.OutOfMemoryError("CUDA out of memory")
