@@ -100,13 +100,15 @@ def provenance(seed: int, device: str) -> dict[str, Any]:
 
 
 def _commit() -> str:
-    """Return the commit of the code that runs; where it was copied without its history, what the one who copied it says."""
-    elsewhere = os.environ.get(COMMIT) or "unknown"
+    """Return the commit of the code that runs: what the one who copied it says, or git, which may know of another history."""
+    told = os.environ.get(COMMIT)
+    if told:
+        return told
     try:
         root = Path(gradveil.__file__).parent
         done = subprocess.run(
             ["git", "rev-parse", "--short", "HEAD"], cwd=root, capture_output=True, text=True, timeout=5, check=False
         )
     except (OSError, subprocess.SubprocessError):
-        return elsewhere
-    return done.stdout.strip() or elsewhere
+        return "unknown"
+    return done.stdout.strip() or "unknown"

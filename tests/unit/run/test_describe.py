@@ -79,3 +79,11 @@ def test_code_that_was_copied_without_its_history_tells_the_commit_it_was_told(m
     assert provenance(0, "cpu")["commit"] == "unknown"
     monkeypatch.setenv("GRADVEIL_COMMIT", "abc1234")
     assert provenance(0, "cpu")["commit"] == "abc1234"
+
+
+def test_a_copy_that_lies_in_another_history_tells_the_commit_it_was_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(subprocess, "run", lambda *_, **__: subprocess.CompletedProcess((), 0, stdout="0ther00\n"))
+    monkeypatch.delenv("GRADVEIL_COMMIT", raising=False)
+    assert provenance(0, "cpu")["commit"] == "0ther00"
+    monkeypatch.setenv("GRADVEIL_COMMIT", "abc1234")
+    assert provenance(0, "cpu")["commit"] == "abc1234"
