@@ -16,7 +16,8 @@ def main(out: Path) -> None:
         model="mlp(hidden=32)",
         defense=["none", "gaussian_noise(std=0.3)"],
         records=8,
-        steps=20,  # keeps this example short; leave it out for a real audit
+        steps=20,  # this and the short lists keep the example quick; leave both out for a real audit
+        lists="32",
     )
     for cell in run_audit(plan, out, workers=1).cells:
         found = cell.identified

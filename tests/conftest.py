@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import importlib
 import random
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from hypothesis import settings
 
+from gradveil.registry import Registry, indexed
+from gradveil.testing.index import REGISTRIES
 from tests import time_limit
 
 # Workers share few cores; more threads than cores is many times slower, and sums in another order are other bits.
@@ -21,6 +25,7 @@ torch.set_num_threads(1)
 settings.register_profile("gradveil", deadline=None, derandomize=True)
 settings.load_profile("gradveil")
 
+SHELVES: list[Registry[Any, Any]] = [getattr(importlib.import_module(home), name) for home, name in REGISTRIES.values()]
 SHARED_DATA = Path(__file__).resolve().parents[2] / "shared" / "data"
 
 
@@ -44,6 +49,17 @@ def shared_data() -> Path:
     if not SHARED_DATA.is_dir():
         pytest.skip("there is no ../shared/data beside the checkout")
     return SHARED_DATA
+
+
+@pytest.fixture(autouse=True)
+def visitors_leave() -> Iterator[None]:
+    """Take methods that a test registered off the registries again: a later test counts what the package has."""
+    before = [set(registry._entries) for registry in SHELVES]
+    yield
+    for registry, names in zip(SHELVES, before, strict=True):
+        for name in set(registry._entries) - names:
+            if name not in indexed(registry.kind):
+                del registry._entries[name]
 
 
 def global_states() -> dict[str, object]:

@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from gradveil.defenses.base import DEFENSES, Defense, DefenseCard
 from gradveil.errors import GradveilError, UsageError
 from gradveil.registry import Card, Registry, config_of, import_object, parse_call, spell, split_chain
 
@@ -141,3 +142,11 @@ def test_what_cannot_be_imported_gets_one_clear_sentence(tmp_path: Path) -> None
         import_object("gradveil.registry:Crad")
     with pytest.raises(UsageError, match="there is no file"):
         import_object(f"{tmp_path / 'none.py'}:X")
+
+
+@pytest.mark.parametrize("again", range(2))
+def test_what_a_test_registers_is_gone_for_the_next_and_what_it_first_loads_stays(again: int) -> None:
+    assert "visitor" not in DEFENSES.names(), "the test before left its defense behind"
+    loaded = DEFENSES.get("outpost")
+    DEFENSES.register(DefenseCard(name="visitor", summary="For a test.", acts_on=()))(type("Visitor", (Defense,), {}))
+    assert "visitor" in DEFENSES.names() and DEFENSES.registered()["outpost"][0] is loaded

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -13,15 +12,6 @@ from gradveil.attacks import ATTACKS
 
 PAGE = (Path(__file__).parents[3] / "docs" / "attacks.md").read_text(encoding="utf-8")
 GOLDEN = json.loads((Path(__file__).parents[2] / "golden" / "attacks.json").read_text())
-
-
-@pytest.fixture
-def visitors_leave() -> Iterator[None]:
-    """Take attacks that an example registers off the registry again."""
-    before = dict(ATTACKS._entries)
-    yield
-    ATTACKS._entries.clear()
-    ATTACKS._entries.update(before)
 
 
 def run_blocks(count: int, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -33,14 +23,14 @@ def run_blocks(count: int, folder: Path, monkeypatch: pytest.MonkeyPatch) -> Non
     __import__(name)
 
 
-@pytest.mark.usefixtures("visitors_leave", "untouched_global_rng")
+@pytest.mark.usefixtures("untouched_global_rng")
 def test_the_code_on_the_page_runs(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     run_blocks(2, tmp_path, monkeypatch)
     assert ATTACKS.build("layered_matching(steps=3)").recipe().objective == "layer_cosine"
 
 
 @pytest.mark.slow
-@pytest.mark.usefixtures("visitors_leave", "untouched_global_rng")
+@pytest.mark.usefixtures("untouched_global_rng")
 def test_the_attack_on_the_page_keeps_the_contract(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     run_blocks(3, tmp_path, monkeypatch)
 

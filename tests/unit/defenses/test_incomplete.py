@@ -71,8 +71,8 @@ UNKNOWN = {"lrp", "precode", "graddefense"}
 """The truth of their unknowns, a rate, a code or which slices are noisy, is not in the observation; they are tested above."""
 
 
-SPARED = {"shadow": "shadow(latent_steps=10)"}
-"""With fewer steps where all of them take half a minute; how well a generator is fitted is not looked at here."""
+SPARED = {"shadow": "shadow(latent_steps=1, fit_steps=1)"}
+"""With fewer steps where all of them take minutes; how well a generator is fitted is not looked at here."""
 
 
 @pytest.mark.parametrize("changes", [{"local_steps": 3, "batch_size": 2}, {"rounds": 2}, {"clients": 2}], ids=str)

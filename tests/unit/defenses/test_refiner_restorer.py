@@ -100,7 +100,7 @@ def test_the_filter_beats_the_denoiser_on_pictures_it_never_saw(defense: Refiner
     assert error(made.clean(robust), clean) < 0.8 * error(deblend(robust, defense.blend), clean)
 
 
-@pytest.mark.parametrize("defense", [Refiner(), Refiner(epsilon=1e6)], ids=["exact", "ball"])
+@pytest.mark.parametrize("defense", [Refiner(steps=4), Refiner(epsilon=1e6, steps=4)], ids=["exact", "ball"])
 def test_the_attacker_filters_with_public_pictures_and_deblends_without(defense: Refiner) -> None:
     learner, batch = make_learner(), one_picture()
     observation, robust = observe(defense, learner, batch)

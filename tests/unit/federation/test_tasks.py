@@ -43,6 +43,7 @@ def test_chest_x_rays_of_hospitals_with_given_sizes(tmp_path: Path) -> None:
         clients_per_round=4,
         partition="sizes(sizes=[1, 4, 15, 40])",
         rounds=20,
+        learning_rate=0.05,  # at 0.2 most seeds fall back to one class, and which do depends on the processor
     )
     result = run_training(asked, out=tmp_path / "out")
     assert result.data["client_sizes"] == [1, 4, 15, 40] and result.data["test"] == 24

@@ -21,7 +21,7 @@ from gradveil.study.load import load_run
 from gradveil.study.plan import Plan
 from gradveil.verdict.recommend import Requirements, recommend
 
-UTILITY = UtilitySettings(rounds=4, minibatch=32, learning_rate=0.3, seeds=2)
+UTILITY = UtilitySettings(rounds=4, minibatch=96, learning_rate=0.5, seeds=2)
 PLAN = Plan.default(
     data=["digits"],
     model=["mlp(hidden=64)"],
@@ -31,6 +31,7 @@ PLAN = Plan.default(
     defense=["none", "embedding_noise(delta=4.0)", "embedding_pruning(rate=0.5)"],
     utility=UTILITY,
     risk="off",
+    lists="off",
     device="cpu",
 )
 
