@@ -45,6 +45,13 @@ class Copies(OpenAdversary):
         return super().compare(evidence, simulated, variables)
 
 
+class Boasts(OpenAdversary):
+    """Invents noise so loud that under its likelihood every picture is as good as the truth."""
+
+    def arrives(self, observation: Observation) -> WhatArrives:
+        return super().arrives(observation).replace(exact=frozenset, noise_std=1000.0)
+
+
 class Sizes(OpenAdversary):
     """Four honest lines."""
 
@@ -53,12 +60,12 @@ class Sizes(OpenAdversary):
         return Comparison({n: v.abs() for n, v in plain.simulated.items()}, {n: v.abs() for n, v in plain.observed.items()})
 
 
-KINDS: dict[str, type[OpenAdversary]] = {"lazy": Lazy, "copies": Copies, "sizes": Sizes}
+KINDS: dict[str, type[OpenAdversary]] = {"lazy": Lazy, "copies": Copies, "boasts": Boasts, "sizes": Sizes}
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class TurnsSigns(Defense):
-    """Turns the signs of a share of all entries."""
+    """Turns the signs of a share of all entries, from a round on."""
 
     card = DefenseCard(
         name="turns_signs",
@@ -72,8 +79,11 @@ class TurnsSigns(Defense):
     )
     rate: float = 0.1
     author: str = "lazy"
+    since: int = 0
 
     def protect_update(self, update: Update, view: ClientView, state: State) -> tuple[Update, State]:
+        if view.round < self.since:
+            return update, state
         generator = view.generator("signs")
 
         def turned(value: Tensor) -> Tensor:
@@ -118,6 +128,9 @@ def _data() -> None:
         (spelled(author="copies"), ["plain", "informed", "zero_mask"], "generic"),
         (spelled(author="sizes"), ["plain", "informed"], "own"),
         (spelled(author="lazy", rate=0.0), ["plain"], ""),
+        (spelled(author="lazy", rate=1.0), ["plain"], "none"),  # turned round: no scale leads back
+        (spelled(author="boasts"), ["plain", "informed"], "none"),
+        (spelled(author="boasts"), ["plain", "informed", "robust"], "generic"),
     ],
 )
 def test_who_used_what_is_known_of_the_defense(defense: str, stances: list[str], who: str) -> None:
@@ -129,6 +142,18 @@ def test_who_used_what_is_known_of_the_defense(defense: str, stances: list[str],
     blamed = "searches as if there were no defense" in check.sentence
     assert blamed == (who in ("generic", "none"))
     assert ("magnitudes" in check.sentence) == (who == "generic" and "magnitudes" in stances)
+
+
+def test_a_defense_that_begins_late_is_one_too() -> None:
+    late = spelled(author="lazy", since=1)
+    assert informed_by(subject(late), [[candidate("plain")]]) == ""
+    assert informed_by(subject(late, rounds=2), [[candidate("plain")]]) == "none"
+
+
+def test_one_update_that_is_defended_is_enough() -> None:
+    seen, bare = subject(spelled(author="lazy")), subject("none")
+    mixed = dataclasses.replace(seen, targets=(*bare.targets[:-1], seen.targets[-1]))
+    assert informed_by(mixed, [[candidate("plain")]]) == "none"
 
 
 def test_no_author_is_blamed_for_an_ensemble_that_asks_no_author() -> None:
@@ -171,9 +196,14 @@ def test_strong_noise_is_not_held_against_those_who_search_it() -> None:
     assert result.moved, "else the only defense that holds could never be told from a poor search"
 
 
-@pytest.mark.parametrize(("author", "status"), [("lazy", "failed"), ("copies", "failed"), ("sizes", "passed")])
-def test_the_contract_of_a_defense_tells_a_lazy_author_from_one_who_wrote_four_lines(author: str, status: str) -> None:
-    defense = TurnsSigns(author=author)
+@pytest.mark.parametrize(
+    ("author", "rate", "status"),
+    [("lazy", 0.1, "failed"), ("copies", 0.1, "failed"), ("sizes", 0.1, "passed"), ("lazy", 1.0, "failed"), ("sizes", 1.0, "passed")],
+)
+def test_the_contract_of_a_defense_tells_a_lazy_author_from_one_who_wrote_four_lines(
+    author: str, rate: float, status: str
+) -> None:
+    defense = TurnsSigns(author=author, rate=rate)
     (result,) = run_checks((adversary_undoes_something,), defense, Scene.of(defense))
     assert result.status == status
     assert status == "passed" or "informed: none ran" in result.message
