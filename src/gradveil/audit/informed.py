@@ -150,16 +150,14 @@ def _searches_otherwise(subject: Subject, *, ran: bool = True) -> bool:
 
 
 def _leaves(target: Target, noise: float) -> bool:
-    """Whether the truth leaves residuals of about that deviation; a likelihood under noise of the author's invention finds nobody."""
+    """Whether the truth leaves residuals of about that deviation: a likelihood under invented noise finds nobody."""
     seen = target.observation
     observed, simulated = _compared(seen.adversary, seen, target.replayed_inputs, target, 0)
     left = float((observed - simulated).square().mean().sqrt())
     return noise / AS_TOLD <= left <= AS_TOLD * noise
 
 
-def _compared(
-    adversary: AdversaryModel, seen: Observation, inputs: Tensor, target: Target, index: int
-) -> tuple[Tensor, Tensor]:
+def _compared(adversary: AdversaryModel, seen: Observation, inputs: Tensor, target: Target, index: int) -> tuple[Tensor, Tensor]:
     """Return both sides of one round's comparison as vectors in double precision: what was seen, what inputs would give."""
     targets, learner = target.batch.targets.to(inputs.device), seen.learners[index]
     both = adversary.compare(adversary.evidence(seen, index), adversary.replay(learner, inputs.detach(), targets, {}), {})

@@ -135,7 +135,9 @@ def _as_high_as(cell: CellResult) -> str:
         return told
     worth = (share.effective or share.n) * (1 - failed.value)
     left = Share.of(share.count, share.n - failed.count, effective=min(worth, share.n - failed.count))
-    return f"the search failed for {failed.count} of {failed.n}; of the others the true share may be as high as {percent(left.high)}"
+    return (
+        f"the search failed for {failed.count} of {failed.n}; of the others the true share may be as high as {percent(left.high)}"
+    )
 
 
 def _elsewhere(cell: CellResult) -> str:

@@ -23,6 +23,7 @@ from gradveil.study.cell import Cell
 from gradveil.study.limits import parse_limit
 from gradveil.tensors import Named
 from gradveil.testing.contract import run_checks
+from gradveil.testing.defenses import more_strength_distorts_more
 from gradveil.testing.defenses_adversary import adversary_undoes_something
 from gradveil.testing.defenses_scene import Scene
 from gradveil.verdict.limits import compare
@@ -198,7 +199,13 @@ def test_strong_noise_is_not_held_against_those_who_search_it() -> None:
 
 @pytest.mark.parametrize(
     ("author", "rate", "status"),
-    [("lazy", 0.1, "failed"), ("copies", 0.1, "failed"), ("sizes", 0.1, "passed"), ("lazy", 1.0, "failed"), ("sizes", 1.0, "passed")],
+    [
+        ("lazy", 0.1, "failed"),
+        ("copies", 0.1, "failed"),
+        ("sizes", 0.1, "passed"),
+        ("lazy", 1.0, "failed"),
+        ("sizes", 1.0, "passed"),
+    ],
 )
 def test_the_contract_of_a_defense_tells_a_lazy_author_from_one_who_wrote_four_lines(
     author: str, rate: float, status: str
@@ -207,6 +214,18 @@ def test_the_contract_of_a_defense_tells_a_lazy_author_from_one_who_wrote_four_l
     (result,) = run_checks((adversary_undoes_something,), defense, Scene.of(defense))
     assert result.status == status
     assert status == "passed" or "informed: none ran" in result.message
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class WithoutLadder(TurnsSigns):
+    """A first draft, with nothing on its card."""
+
+    card = DefenseCard(name="without_ladder", summary="Turns signs.", random=True)
+
+
+def test_the_contract_tells_a_first_draft_in_a_sentence_that_it_has_no_ladder() -> None:
+    (result,) = run_checks((more_strength_distorts_more,), WithoutLadder(), Scene.of(WithoutLadder()))
+    assert result.status == "failed" and result.message.startswith("the ladder has no rung")
 
 
 class LazyGradDefense(GradDefense):
