@@ -6,6 +6,7 @@ name, and finding nothing says nothing about the defense.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 
 import torch
@@ -22,6 +23,8 @@ from gradveil.study.results import Check
 __all__ = ["INFORMED_STANCES", "check_informed_moved", "check_informed_ran", "informed_by", "nowhere_to_go"]
 
 INFORMED_STANCES = ("informed", *AUTHORLESS)
+LOOKED_AT = 2
+"""Targets that the defense changed at whose truths comparisons are compared."""
 SAME = 1e-6
 """Share of the update; two comparisons that differ less differ by rounding."""
 AS_TOLD = 2.0
@@ -129,15 +132,16 @@ def _searches_otherwise(subject: Subject, *, ran: bool = True) -> bool:
         subject: The cell.
         ran: Whether there are candidates of that attacker; else nothing tells whether a finish of its own would change anything.
     """
-    for target in subject.targets:
+    # An attacker who knows when nothing was done compares plainly there.
+    for target in itertools.islice((each for each in subject.targets if not _arrives(each)), LOOKED_AT):
         seen = target.observation
         told = seen.adversary.arrives(seen)
         if told.noise_std is None and ran and told.plain_search:
             return True  # there are informed candidates, so that its finish has changed something
-        if told.noise_std is not None and _leaves(target, told.noise_std):
-            return True  # a likelihood
         if seen.adversary.variables(seen, torch.Generator().manual_seed(0)):
             return True
+        if told.noise_std is not None and _leaves(target, told.noise_std):
+            return True  # a likelihood
         for index in range(len(seen.updates)):
             for inputs in (target.replayed_inputs, torch.full_like(target.replayed_inputs, 0.5)):
                 own, plain = (_compared(each, seen, inputs, target, index) for each in (seen.adversary, OpenAdversary()))
@@ -150,11 +154,14 @@ def _searches_otherwise(subject: Subject, *, ran: bool = True) -> bool:
 
 
 def _leaves(target: Target, noise: float) -> bool:
-    """Whether the truth leaves residuals of about that deviation: a likelihood under invented noise finds nobody."""
+    """Whether the truth leaves residuals of about that deviation in a round: a likelihood under invented noise finds nobody."""
     seen = target.observation
-    observed, simulated = _compared(seen.adversary, seen, target.replayed_inputs, target, 0)
-    left = float((observed - simulated).square().mean().sqrt())
-    return noise / AS_TOLD <= left <= AS_TOLD * noise
+    for index in range(len(seen.updates)):
+        observed, simulated = _compared(seen.adversary, seen, target.replayed_inputs, target, index)
+        left = float((observed - simulated).square().mean().sqrt())
+        if noise / AS_TOLD <= left <= AS_TOLD * noise:
+            return True
+    return False
 
 
 def _compared(adversary: AdversaryModel, seen: Observation, inputs: Tensor, target: Target, index: int) -> tuple[Tensor, Tensor]:

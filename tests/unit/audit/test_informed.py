@@ -120,6 +120,7 @@ def _data() -> None:
         ("none", ["plain"], ""),
         ("clipping(bound=0.01)", ["plain", "informed"], ""),  # only scale, which no search looks at
         ("gaussian_noise(std=0.01)", ["plain", "informed"], "own"),  # the likelihood of the known noise
+        ("precode + gaussian_noise(std=0.01)", ["plain", "informed"], "own"),  # unknowns beside the noise
         ("data_noise(std=0.1)", ["plain", "informed"], "own"),  # the plain search, and a finish
         ("data_noise(std=0.1)", ["plain"], "none"),
         ("pruning(rate=0.9)", ["plain", "informed"], "own"),
