@@ -72,7 +72,8 @@ def _table(setting: Setting) -> Table:
     owned = any(level_of(cell, "owner").share is not None for cell in setting.cells)
     levels = (*LEVELS, *(("owner",) if owned else ()))
     told = any(cell.gap is not None for cell in setting.cells)
-    columns = (*levels, "plain", "informed", *(("search failed", "info gone") if told else ()), "PSNR", "null PSNR", *more, "verdict")
+    searched = ("search failed", "info gone") if told else ()
+    columns = (*levels, "plain", "informed", *searched, "PSNR", "null PSNR", *more, "verdict")
     for name in columns:
         table.add_column(name, justify="left", no_wrap=True)
     for cell in setting.cells:
