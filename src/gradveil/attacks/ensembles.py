@@ -236,6 +236,15 @@ EMBEDDING_STANDARD = Ensemble(
 # The same attackers; from this version on a judgement comes with power and canaries (`gradveil.run.power`).
 EMBEDDING_STANDARD_2 = replace(EMBEDDING_STANDARD, name="embedding-standard-2")
 
+EMBEDDING_STRONG = replace(
+    EMBEDDING_STANDARD_2,
+    name="embedding-strong-1",
+    summary="What `strong` means where an embedding is seen: four times the steps, twice the starts and every stance; for a GPU.",
+    members=tuple(_patient(member) for member in EMBEDDING_STANDARD_2.members),
+    rehearsals=8,
+    by_round=True,
+)
+
 # The rest stand for one question of one published table each, and are no judgement of a defense.
 
 # For large networks, where an ensemble costs minutes a row: the published recipe in its own settings, by someone who ignores the
@@ -290,7 +299,7 @@ ENSEMBLES = {
     ensemble.name: ensemble
     for ensemble in (
         *(QUICK, QUICK_2, QUICK_3, QUICK_4, STANDARD, STANDARD_2, STANDARD_3, STANDARD_4, STRONG),
-        *(EMBEDDING_QUICK, EMBEDDING_STANDARD, EMBEDDING_STANDARD_2),
+        *(EMBEDDING_QUICK, EMBEDDING_STANDARD, EMBEDDING_STANDARD_2, EMBEDDING_STRONG),
         *(PUBLISHED_RECIPE, SMOOTH_LAYERS, INFORMED, PATIENT, QUICK_NO_SIMULATION, EMBEDDING_QUICK_NO_SIMULATION),
     )
 }

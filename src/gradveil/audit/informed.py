@@ -6,6 +6,7 @@ name, and finding nothing says nothing about the defense.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 
 import torch
@@ -23,9 +24,11 @@ __all__ = ["INFORMED_STANCES", "check_informed_moved", "check_informed_ran", "in
 
 INFORMED_STANCES = ("informed", *AUTHORLESS)
 LOOKED_AT = 2
-"""Targets at whose truths comparisons are compared."""
+"""Targets that the defense changed at whose truths comparisons are compared."""
 SAME = 1e-6
 """Share of the update; two comparisons that differ less differ by rounding."""
+AS_TOLD = 2.0
+"""Factor by which residuals at the truth may be larger or smaller than the noise that is told; few entries scatter."""
 MOVED = 0.999
 """Of the first loss: what did not fall below this did not move."""
 
@@ -103,19 +106,23 @@ def nowhere_to_go(explained: Sequence[Explained]) -> bool:
 
 
 def _something_to_know(subject: Subject) -> bool:
-    """Whether the defense changes more than the scale of what is sent, or the data."""
+    """Whether the defense changes more than the scale of what is sent, or the data, in any update and round that was seen."""
     if all(not part.stations() for part in parts_of(subject.defense)):
         return False
-    return any(not _arrives(target) for target in subject.targets[:LOOKED_AT])
+    return any(not _arrives(target) for target in subject.targets)
 
 
 def _arrives(target: Target) -> bool:
     trained, raw = target.trained_inputs, target.batch.inputs.to(target.trained_inputs)
     if not torch.equal(trained, raw):
         return False
-    evidence, simulated = _compared(OpenAdversary(), target.observation, raw, target)
-    size = evidence.norm() * simulated.norm()
-    return bool(size == 0) or float(1 - (evidence @ simulated / size).square()) < SAME
+    for index in range(len(target.observation.updates)):
+        evidence, simulated = _compared(OpenAdversary(), target.observation, raw, target, index)
+        size = evidence.norm() * simulated.norm()
+        # An update that is turned round is as far away as can be, and no scale leads back.
+        if size > 0 and float(1 - evidence @ simulated / size) >= SAME / 2:
+            return False
+    return True
 
 
 def _searches_otherwise(subject: Subject, *, ran: bool = True) -> bool:
@@ -125,27 +132,42 @@ def _searches_otherwise(subject: Subject, *, ran: bool = True) -> bool:
         subject: The cell.
         ran: Whether there are candidates of that attacker; else nothing tells whether a finish of its own would change anything.
     """
-    for target in subject.targets[:LOOKED_AT]:
+    # An attacker who knows when nothing was done compares plainly there.
+    for target in itertools.islice((each for each in subject.targets if not _arrives(each)), LOOKED_AT):
         seen = target.observation
         told = seen.adversary.arrives(seen)
-        if told.noise_std is not None or (ran and told.plain_search):
-            return True  # a likelihood; or there are informed candidates, so that its finish has changed something
+        if told.noise_std is None and ran and told.plain_search:
+            return True  # there are informed candidates, so that its finish has changed something
         if seen.adversary.variables(seen, torch.Generator().manual_seed(0)):
             return True
-        for inputs in (target.replayed_inputs, torch.full_like(target.replayed_inputs, 0.5)):
-            own, plain = (_compared(each, seen, inputs, target) for each in (seen.adversary, OpenAdversary()))
-            if own[0].shape != plain[0].shape:
-                return True
-            apart = sum(float((a - b).norm()) for a, b in zip(own, plain, strict=True))
-            if apart > SAME * sum(float(each.norm()) for each in plain):
-                return True
+        if told.noise_std is not None and _leaves(target, told.noise_std):
+            return True  # a likelihood
+        for index in range(len(seen.updates)):
+            for inputs in (target.replayed_inputs, torch.full_like(target.replayed_inputs, 0.5)):
+                own, plain = (_compared(each, seen, inputs, target, index) for each in (seen.adversary, OpenAdversary()))
+                if own[0].shape != plain[0].shape:
+                    return True
+                apart = sum(float((a - b).norm()) for a, b in zip(own, plain, strict=True))
+                if apart > SAME * sum(float(each.norm()) for each in plain):
+                    return True
     return False
 
 
-def _compared(adversary: AdversaryModel, seen: Observation, inputs: Tensor, target: Target) -> tuple[Tensor, Tensor]:
-    """Return both sides of the first round's comparison as vectors in double precision: what was seen, what inputs would give."""
-    targets, learner = target.batch.targets.to(inputs.device), seen.learner
-    both = adversary.compare(adversary.evidence(seen, 0), adversary.replay(learner, inputs.detach(), targets, {}), {})
+def _leaves(target: Target, noise: float) -> bool:
+    """Whether the truth leaves residuals of about that deviation in a round: a likelihood under invented noise finds nobody."""
+    seen = target.observation
+    for index in range(len(seen.updates)):
+        observed, simulated = _compared(seen.adversary, seen, target.replayed_inputs, target, index)
+        left = float((observed - simulated).square().mean().sqrt())
+        if noise / AS_TOLD <= left <= AS_TOLD * noise:
+            return True
+    return False
+
+
+def _compared(adversary: AdversaryModel, seen: Observation, inputs: Tensor, target: Target, index: int) -> tuple[Tensor, Tensor]:
+    """Return both sides of one round's comparison as vectors in double precision: what was seen, what inputs would give."""
+    targets, learner = target.batch.targets.to(inputs.device), seen.learners[index]
+    both = adversary.compare(adversary.evidence(seen, index), adversary.replay(learner, inputs.detach(), targets, {}), {})
     observed, simulated = (
         torch.cat([side[n].detach().double().reshape(-1) for n in both.simulated]) for side in (both.observed, both.simulated)
     )

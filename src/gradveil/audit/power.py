@@ -10,7 +10,8 @@ which is the release plus the raw update, a/(1 - a) times as loud as the release
 means:
 
 * a = 0 is the release itself, a = 1 the raw update itself; both ends are exact, so a likelihood is right at one, and attacks
-  that match scale are at home at the other.
+  that match scale are at home at the other. Where the defense changes the model, "raw" is that model's own update, its noise off:
+  what everybody in that federation would send who does nothing more.
 * In between, a is the leak's part of the loudness: at 0.5 both are equally loud, at 0.9 the leak is nine times as loud, at 0.01
   it is a hundredth. Loudness is measured in units of the release, so a means the same whether a defense sends 30 times the norm
   of a gradient (noise) or a thousandth of it (clipping).

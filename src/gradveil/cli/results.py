@@ -72,7 +72,8 @@ def _table(setting: Setting) -> Table:
     owned = any(level_of(cell, "owner").share is not None for cell in setting.cells)
     levels = (*LEVELS, *(("owner",) if owned else ()))
     told = any(cell.gap is not None for cell in setting.cells)
-    columns = (*levels, "plain", "informed", *(("search failed",) if told else ()), "PSNR", "null PSNR", *more, "verdict")
+    searched = ("search failed", "info gone") if told else ()
+    columns = (*levels, "plain", "informed", *searched, "PSNR", "null PSNR", *more, "verdict")
     for name in columns:
         table.add_column(name, justify="left", no_wrap=True)
     for cell in setting.cells:
@@ -83,7 +84,7 @@ def _table(setting: Setting) -> Table:
             *(_level(level_of(cell, name)) for name in levels),
             _count(cell.plain),
             _count(cell.informed),
-            *((_failed(cell),) if told else ()),
+            *(_searched(cell) if told else ()),
             db(psnr.median if psnr else None),
             db(cell.bar.psnr.value if cell.bar.psnr else None),
             *((_accuracy(cell), points(cell.utility.difference if cell.utility else None)) if trained else ()),
@@ -114,9 +115,12 @@ def _level(view: View) -> str:
     return f"{share.count}/{share.n} [{interval(share.low, share.high)}]{null}"
 
 
-def _failed(cell: CellResult) -> str:
-    """Return for how many records the search failed, though the truth explains their updates better."""
-    return "–" if cell.gap is None else f"{cell.gap.search_failed.count}/{cell.gap.search_failed.n}"
+def _searched(cell: CellResult) -> tuple[str, str]:
+    """Return for how many records the search failed, and for how many a wrong picture explains the update as well."""
+    if cell.gap is None:
+        return "–", "–"
+    failed, gone = cell.gap.search_failed, cell.gap.information_gone
+    return f"{failed.count}/{failed.n}", f"{gone.count}/{gone.n}"
 
 
 def _count(summary: Summary | None) -> str:

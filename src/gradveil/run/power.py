@@ -245,7 +245,7 @@ def curve_of(cell: Cell, key_of: Callable[[Cell], str], cells: dict[str, Cell], 
     own = Point(RungTask(cell=cell), next(key for key, each in cells.items() if each == cell), is_cell=True)
     defended = cell.defense != OFF
     leaks = [RungTask(cell=few, leak=weight) for weight in (WEIGHTS if defended else WEIGHTS[:1])]
-    names = [OFF, *reversed(weaker_settings(cell.defense, materials))] if defended else []
+    names = [OFF, *reversed(weaker_settings(cell.defense, materials, cell.rounds))] if defended else []
     return Curve(own, tuple(Point(task, task.key(small)) for task in leaks), tuple(setting(name) for name in names))
 
 

@@ -14,22 +14,29 @@ from gradveil.study.checks import is_number
 
 __all__ = ["MOST", "weaker_settings"]
 
+LASTS = "active_rounds"
+"""Setting that says after how many rounds a defense is switched off; 0 is never."""
 MOST = 3
 """Weaker settings at most: the two next below, and the weakest."""
 TOWARDS_OFF = 3.0
 """Factor by which a number comes nearer to off, where the ladder has nothing below."""
 
 
-def weaker_settings(spelling: str, materials: Materials | None = None) -> list[str]:
+def weaker_settings(spelling: str, materials: Materials | None = None, rounds: int | None = None) -> list[str]:
     """Return spellings of the same defense at weaker settings, the weakest first; none where it has no knob.
 
     Parts of a chain are weakened together, each by as many steps of its own; one with fewer steps stays at its weakest.
+
+    Args:
+        spelling: Of the defense.
+        materials: Takes in what is built on the way.
+        rounds: How many are seen. A setting that only ends earlier, and not before these, is no weaker.
     """
     materials = materials or Materials()
     names, parts = split_chain(spelling), parts_of(materials.defense(spelling))
     if len(names) != len(parts):
         return []  # a defense of the user's own that is a chain inside
-    below = [_below(part) for part in parts]
+    below = [[each for each in _below(part) if _lasting(each, rounds) != _lasting(part, rounds)] for part in parts]
     found: dict[str, Defense] = {}
     for step in range(1, 1 + max(len(each) for each in below)):
         weaker = [each[max(0, len(each) - step)] if each else part for part, each in zip(parts, below, strict=True)]
@@ -41,6 +48,12 @@ def weaker_settings(spelling: str, materials: Materials | None = None) -> list[s
     for each in kept:
         materials.keep(each, found[each])
     return kept
+
+
+def _lasting(part: Any, rounds: int | None) -> Any:
+    """Return a part as it is in the first rounds: one that is switched off later, or never, is the same there."""
+    active = getattr(part, LASTS, None)
+    return dataclasses.replace(part, **{LASTS: 0}) if active is not None and rounds is not None and active >= rounds else part
 
 
 def _below(part: Any) -> list[Any]:

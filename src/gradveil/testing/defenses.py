@@ -234,6 +234,7 @@ def more_strength_distorts_more(defense: Defense, scene: Scene) -> None:
         raise NotApplicable("the defense does nothing anywhere")
     if defense.overrides("adapt_model"):
         raise NotApplicable("the defense changes the model, so there is no raw update to compare with")
+    require(bool(card.ladder), "the ladder has no rung, so nothing shows which way it turns")
     drawn = any(at(defense, setting).random for setting in card.ladder)
     seeds = range(1, 4) if drawn else range(1, 2)
     raw = {seed: scene.send(NoDefense(), seed).weights for seed in seeds}

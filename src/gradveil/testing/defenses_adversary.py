@@ -256,12 +256,15 @@ def _left_at_truth(defense: Defense, scene: Scene) -> tuple[float, float, str]:
 
 
 def _unexplained(adversary: AdversaryModel, seen: Observation, inputs: Tensor, targets: Tensor, variables: Named) -> float:
-    """Return one minus the squared cosine between the two sides of a comparison."""
+    """Return one minus the squared cosine between the two sides of a comparison, plus it where they point apart.
+
+    No search looks at scale, and every search looks at the sign: an update that is turned round explains nothing.
+    """
     evidence, learner = adversary.evidence(seen, 0), seen.learner
     both = adversary.compare(evidence, adversary.replay(learner, inputs, targets, variables), variables)
     left, right = (torch.cat([side[n].double().reshape(-1) for n in both.simulated]) for side in (both.simulated, both.observed))
-    size = left.square().sum() * right.square().sum()
-    return float(1 - (left @ right).square() / size) if float(size) > 0 else float(bool(left.any()) or bool(right.any()))
+    size, along = left.square().sum() * right.square().sum(), left @ right
+    return float(1 - along * along.abs() / size) if float(size) > 0 else float(bool(left.any()) or bool(right.any()))
 
 
 def _evidence(observation: Observation) -> tuple[Named, Named]:

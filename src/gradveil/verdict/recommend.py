@@ -282,7 +282,9 @@ def _notes_on_levels(cell: CellResult, level: str) -> list[str]:
     """Say what attackers get at the other levels, and whether they were shown to be strong."""
     others = [view for view in levels_of(cell) if view.name != level and view.open]
     notes = [f"it is about {level}s alone: {view_words(view)}" for view in others]
-    if status_of(cell, None) is not Status.BROKEN and (cell.power is None or not cell.power.shown):
+    # A curve that shows no power is said as a reason to doubt.
+    curve = cell.power is not None and (cell.power.ladder or cell.power.planted or cell.power.shown)
+    if status_of(cell, None) is not Status.BROKEN and not curve:
         notes.append("power was not measured, so nothing shows how strong these attackers are against it")
     return notes
 

@@ -35,6 +35,7 @@ __all__ = [
     "cannot_tell",
     "choose_headline",
     "closer_than_null",
+    "listed",
     "settings_of",
     "status_of",
 ]

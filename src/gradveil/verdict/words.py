@@ -6,12 +6,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from gradveil.study.kept import KeptTraining, KeptUtility
+from gradveil.study.measures import Share
 from gradveil.study.results import CellResult, Utility
 from gradveil.study.run_result import Run
 from gradveil.verdict.level_words import power_words, view_words
 from gradveil.verdict.levels import bar_of, level_of
 from gradveil.verdict.numbers import NBSP, accuracy, count, db, interval, ms, percent, points, size, times
-from gradveil.verdict.status import Headline, Status, at_the_null, cannot_tell, closer_than_null, status_of
+from gradveil.verdict.status import Headline, Status, at_the_null, cannot_tell, closer_than_null, listed, status_of
 
 __all__ = [
     "NULLS",
@@ -101,8 +102,7 @@ def judgement(cell: CellResult, undefended: CellResult | None) -> str:
     if status is Status.CANNOT_TELL:
         return f"This run cannot tell: {cannot_tell(cell)} ({_few(cell)})."
     if status in (Status.UNBROKEN, Status.UNPROVEN):
-        limit = f"the true share may be as high as {percent(share.high)}"
-        told = f"by {cell.ensemble} ({share.count} of {share.n} identified; {_against_null(cell)}; {limit})"
+        told = f"by {cell.ensemble} ({share.count} of {share.n} identified; {_against_null(cell)}; {_as_high_as(cell)})"
         if status is Status.UNBROKEN:
             return f"Not broken {told}. {power_words(cell)}{_elsewhere(cell)}"
         unproven = "power not measured, so nothing shows that these attackers could have won"
@@ -114,15 +114,30 @@ def judgement(cell: CellResult, undefended: CellResult | None) -> str:
 
 
 def blind_to(cell: CellResult, undefended: CellResult | None) -> str:
-    """Return why attackers who rebuilt nothing say nothing about pictures; empty where they do."""
+    """Return why attackers who rebuilt few pictures say little about pictures; empty where they do."""
     why = cannot_tell(cell)
-    if not why and status_of(cell, undefended) is Status.LISTED:
-        listed = view_words(level_of(cell, "list")).replace(NBSP, " ")
-        return f"the information is there, our search did not get it: {listed}"
+    # A hit more than the null had makes the information no less there than none.
+    if not why and listed(cell):
+        named = view_words(level_of(cell, "list")).replace(NBSP, " ")
+        return f"the information is there, our search did not get it: {named}"
     shown = cell.power is not None and cell.power.shown
     if not why and not shown and undefended is not None and undefended is not cell and at_the_null(undefended):
         return "the same attackers find no more in the undefended update"
     return why
+
+
+def _as_high_as(cell: CellResult) -> str:
+    """Say how large the true share may be; records whose search failed may be among those others would find."""
+    share, gap = cell.identified, cell.gap
+    told = f"the true share may be as high as {percent(share.high)}"
+    failed = gap.search_failed if gap is not None else None
+    if failed is None or not failed.count or failed.count >= failed.n:
+        return told
+    worth = (share.effective or share.n) * (1 - failed.value)
+    left = Share.of(share.count, share.n - failed.count, effective=min(worth, share.n - failed.count))
+    return (
+        f"the search failed for {failed.count} of {failed.n}; of the others the true share may be as high as {percent(left.high)}"
+    )
 
 
 def _elsewhere(cell: CellResult) -> str:
@@ -146,10 +161,11 @@ def headline_sentence(headline: Headline) -> str:
     bare = f"Without a defense, the strongest attacker identified {share.count} of {count(share.n, 'record')}"
     if best is None:
         return bare
-    after, listed = best.identified, _by_list(cell, best)
+    after, named = best.identified, _by_list(cell, best)
     if not headline.helps:
         return f"{bare}; no defense of this run lowered that bound"
-    return f"{bare}; with the best defense of this run, {after.count} of {after.n}{listed}"
+    told = f"{bare}; with the best defense of this run, {after.count} of {after.n}{named}"
+    return f"{told}; this run cannot tell whether that is its doing" if status_of(best, cell) is Status.CANNOT_TELL else told
 
 
 def _by_list(bare: CellResult, best: CellResult) -> str:

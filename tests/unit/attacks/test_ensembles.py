@@ -99,6 +99,7 @@ def test_the_standard_ensemble_holds_every_registered_attack() -> None:
 def test_short_names_mean_other_ensembles_where_an_embedding_is_seen() -> None:
     assert resolve("quick", "embedding").name == "embedding-quick-1"
     assert resolve("standard", "embedding_gradient").name == "embedding-standard-2"
+    assert resolve("strong", "embedding").name == "embedding-strong-1"
     assert resolve("quick-1", "embedding").name == "quick-1", "a version names one ensemble, whatever is seen"
     assert resolve("idlg", "embedding").members[0].attack.card.name == "idlg"
     assert resolve("piste_like").members[0].stances == ("plain", "informed")

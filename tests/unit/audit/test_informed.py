@@ -23,6 +23,7 @@ from gradveil.study.cell import Cell
 from gradveil.study.limits import parse_limit
 from gradveil.tensors import Named
 from gradveil.testing.contract import run_checks
+from gradveil.testing.defenses import more_strength_distorts_more
 from gradveil.testing.defenses_adversary import adversary_undoes_something
 from gradveil.testing.defenses_scene import Scene
 from gradveil.verdict.limits import compare
@@ -45,6 +46,13 @@ class Copies(OpenAdversary):
         return super().compare(evidence, simulated, variables)
 
 
+class Boasts(OpenAdversary):
+    """Invents noise so loud that under its likelihood every picture is as good as the truth."""
+
+    def arrives(self, observation: Observation) -> WhatArrives:
+        return super().arrives(observation).replace(exact=frozenset, noise_std=1000.0)
+
+
 class Sizes(OpenAdversary):
     """Four honest lines."""
 
@@ -53,12 +61,12 @@ class Sizes(OpenAdversary):
         return Comparison({n: v.abs() for n, v in plain.simulated.items()}, {n: v.abs() for n, v in plain.observed.items()})
 
 
-KINDS: dict[str, type[OpenAdversary]] = {"lazy": Lazy, "copies": Copies, "sizes": Sizes}
+KINDS: dict[str, type[OpenAdversary]] = {"lazy": Lazy, "copies": Copies, "boasts": Boasts, "sizes": Sizes}
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class TurnsSigns(Defense):
-    """Turns the signs of a share of all entries."""
+    """Turns the signs of a share of all entries, from a round on."""
 
     card = DefenseCard(
         name="turns_signs",
@@ -72,8 +80,11 @@ class TurnsSigns(Defense):
     )
     rate: float = 0.1
     author: str = "lazy"
+    since: int = 0
 
     def protect_update(self, update: Update, view: ClientView, state: State) -> tuple[Update, State]:
+        if view.round < self.since:
+            return update, state
         generator = view.generator("signs")
 
         def turned(value: Tensor) -> Tensor:
@@ -109,6 +120,7 @@ def _data() -> None:
         ("none", ["plain"], ""),
         ("clipping(bound=0.01)", ["plain", "informed"], ""),  # only scale, which no search looks at
         ("gaussian_noise(std=0.01)", ["plain", "informed"], "own"),  # the likelihood of the known noise
+        ("precode + gaussian_noise(std=0.01)", ["plain", "informed"], "own"),  # unknowns beside the noise
         ("data_noise(std=0.1)", ["plain", "informed"], "own"),  # the plain search, and a finish
         ("data_noise(std=0.1)", ["plain"], "none"),
         ("pruning(rate=0.9)", ["plain", "informed"], "own"),
@@ -118,6 +130,9 @@ def _data() -> None:
         (spelled(author="copies"), ["plain", "informed", "zero_mask"], "generic"),
         (spelled(author="sizes"), ["plain", "informed"], "own"),
         (spelled(author="lazy", rate=0.0), ["plain"], ""),
+        (spelled(author="lazy", rate=1.0), ["plain"], "none"),  # turned round: no scale leads back
+        (spelled(author="boasts"), ["plain", "informed"], "none"),
+        (spelled(author="boasts"), ["plain", "informed", "robust"], "generic"),
     ],
 )
 def test_who_used_what_is_known_of_the_defense(defense: str, stances: list[str], who: str) -> None:
@@ -129,6 +144,18 @@ def test_who_used_what_is_known_of_the_defense(defense: str, stances: list[str],
     blamed = "searches as if there were no defense" in check.sentence
     assert blamed == (who in ("generic", "none"))
     assert ("magnitudes" in check.sentence) == (who == "generic" and "magnitudes" in stances)
+
+
+def test_a_defense_that_begins_late_is_one_too() -> None:
+    late = spelled(author="lazy", since=1)
+    assert informed_by(subject(late), [[candidate("plain")]]) == ""
+    assert informed_by(subject(late, rounds=2), [[candidate("plain")]]) == "none"
+
+
+def test_one_update_that_is_defended_is_enough() -> None:
+    seen, bare = subject(spelled(author="lazy")), subject("none")
+    mixed = dataclasses.replace(seen, targets=(*bare.targets[:-1], seen.targets[-1]))
+    assert informed_by(mixed, [[candidate("plain")]]) == "none"
 
 
 def test_no_author_is_blamed_for_an_ensemble_that_asks_no_author() -> None:
@@ -171,12 +198,35 @@ def test_strong_noise_is_not_held_against_those_who_search_it() -> None:
     assert result.moved, "else the only defense that holds could never be told from a poor search"
 
 
-@pytest.mark.parametrize(("author", "status"), [("lazy", "failed"), ("copies", "failed"), ("sizes", "passed")])
-def test_the_contract_of_a_defense_tells_a_lazy_author_from_one_who_wrote_four_lines(author: str, status: str) -> None:
-    defense = TurnsSigns(author=author)
+@pytest.mark.parametrize(
+    ("author", "rate", "status"),
+    [
+        ("lazy", 0.1, "failed"),
+        ("copies", 0.1, "failed"),
+        ("sizes", 0.1, "passed"),
+        ("lazy", 1.0, "failed"),
+        ("sizes", 1.0, "passed"),
+    ],
+)
+def test_the_contract_of_a_defense_tells_a_lazy_author_from_one_who_wrote_four_lines(
+    author: str, rate: float, status: str
+) -> None:
+    defense = TurnsSigns(author=author, rate=rate)
     (result,) = run_checks((adversary_undoes_something,), defense, Scene.of(defense))
     assert result.status == status
     assert status == "passed" or "informed: none ran" in result.message
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class WithoutLadder(TurnsSigns):
+    """A first draft, with nothing on its card."""
+
+    card = DefenseCard(name="without_ladder", summary="Turns signs.", random=True)
+
+
+def test_the_contract_tells_a_first_draft_in_a_sentence_that_it_has_no_ladder() -> None:
+    (result,) = run_checks((more_strength_distorts_more,), WithoutLadder(), Scene.of(WithoutLadder()))
+    assert result.status == "failed" and result.message.startswith("the ladder has no rung")
 
 
 class LazyGradDefense(GradDefense):

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 
+from gradveil.adversary import OpenAdversary
 from gradveil.audit.materials import Materials
 from gradveil.audit.power import blend, measure_rung, plant
 from gradveil.storage.partial import PartialWork
@@ -59,6 +60,10 @@ def test_silence_leaks_at_its_weight_and_nothing_cannot_leak() -> None:
         {"defense": "top_k(keep=0.01)", "clients": 2},
         {"defense": "top_k(keep=0.01)", "rounds": 2},
         {"defense": "embedding_noise(delta=1.0)", "cut": "cut1"},
+        {"defense": "data_noise(std=0.3)"},  # what is left in is the raw record's update, not that of the noisy one
+        {"defense": "dp_sgd(noise_multiplier=1.0)", "batch_size": 2},
+        {"defense": "clipping(bound=0.1) + gaussian_noise(std=0.1)", "batch_size": 2, "clients": 2},
+        {"defense": "svdefense"},
     ],
 )
 def test_the_whole_update_is_what_a_client_without_a_defense_sends(changes: dict[str, Any]) -> None:
@@ -68,6 +73,15 @@ def test_the_whole_update_is_what_a_client_without_a_defense_sends(changes: dict
         # After the first round the server has moved along other updates.
         for name, value in other.observation.updates[0].weights.items():
             assert torch.allclose(target.observation.updates[0].weights[name], value, atol=1e-6), name
+
+
+def test_of_a_model_that_the_defense_changes_the_raw_update_is_that_of_the_changed_model() -> None:
+    subject = make_subject(defense="precode", rehearsals=1)
+    whole = plant(subject, 1.0).targets[0]
+    assert whole.observation.update.weights.keys() == subject.targets[0].observation.update.weights.keys()
+    learner, batch = whole.observation.learner, whole.batch
+    raw = OpenAdversary().replay(learner, batch.inputs, batch.targets, {})
+    assert all(torch.equal(raw[name], value) for name, value in whole.observation.update.weights.items())
 
 
 def test_a_leak_draws_what_is_seen_towards_the_raw_update_and_nothing_else_changes() -> None:

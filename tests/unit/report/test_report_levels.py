@@ -88,6 +88,10 @@ def test_the_command_line_shows_every_level(tmp_path: Path, monkeypatch: Any, ca
     print_results(run)
     said = capsys.readouterr().out.replace("\u00a0", " ")
     assert "label" in said and "16/16 [81–100 %] null 25 %" in said and "4/4 [51–100 %] null 25 %" in said
+    header = next(line for line in said.splitlines() if "search failed" in line)
+    places = [header.index(name) for name in ("search failed", "info gone")]
+    noisy = next(line for line in said.splitlines() if line.startswith(" gaussian_noise(std=0.1)"))
+    assert [noisy[place : place + 5].strip() for place in places] == ["7/16", "8/16"], "both shares stand on the row"
     assert "all defenses: These attackers (quick-1) were shown to win" in " ".join(said.split())
     rows = results_as_dict(run)["cells"]
     assert rows[0]["levels"]["label"]["share"]["count"] == 16 and rows[0]["levels"]["list"]["size"] == 128

@@ -134,6 +134,13 @@ def test_the_undefended_update_has_a_canary_and_no_curve() -> None:
     assert Folder(16, {1.0: 16}).run(mine).reason == ""
 
 
+@pytest.mark.parametrize(("rounds", "tried"), [(1, ["none"]), (3, ["none", "censor(active_rounds=1)"])])
+def test_what_lasts_as_long_as_is_seen_is_no_point_of_a_curve(rounds: int, tried: list[str]) -> None:
+    cell = BASE.replace(defense="censor(active_rounds=5)", rounds=rounds)
+    mine = curve_of(cell, Cell.key, {cell.key(): cell}, Materials())
+    assert [point.task.cell.defense for point in mine.ladder] == tried
+
+
 def test_the_order_in_which_points_were_measured_changes_nothing() -> None:
     counts = Folder(0, {1.0: 16, 0.5: 0, 0.9: 16, 0.1: 0, 0.99: 16, 0.01: 0}, EASY)
     mine = curve()

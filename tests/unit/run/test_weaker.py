@@ -37,6 +37,13 @@ def test_what_is_below_is_weaker_and_the_weakest_comes_first(defense: str, below
     assert weaker_settings(spelt) == below
 
 
+@pytest.mark.parametrize(("rounds", "below"), [(None, [1, 5]), (1, []), (2, [1]), (5, [1]), (7, [1, 5])])
+def test_a_setting_that_lasts_as_long_as_is_seen_is_no_weaker(rounds: int | None, below: list[int]) -> None:
+    expected = [f"censor(active_rounds={each})" for each in below]
+    assert weaker_settings("censor(active_rounds=10)", rounds=rounds) == expected
+    assert weaker_settings("censor(active_rounds=0)", rounds=rounds)[: len(below)] == expected
+
+
 def test_other_settings_of_the_user_stay() -> None:
     (spelt,) = expand_defense("dp_sgd(noise_multiplier=0.3, bound=2.0)")
     assert all("bound=2.0" in each for each in weaker_settings(spelt))

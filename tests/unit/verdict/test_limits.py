@@ -16,8 +16,8 @@ from gradveil.study.evidence import Gap, Power
 from gradveil.study.kept import KeptCell
 from gradveil.study.levels import Level, Levels, Listed, ListLevel, Reach
 from gradveil.study.limits import Limit, parse_limit
-from gradveil.study.measures import Spread, Summary
-from gradveil.study.results import Attacker, CellResult, Check, Defense
+from gradveil.study.measures import Bar, Spread, Summary
+from gradveil.study.results import Attacker, Bars, CellResult, Check, Defense
 from gradveil.study.risks import CellRisk, RiskRecord
 from gradveil.verdict.limits import compare, enforce
 
@@ -274,6 +274,10 @@ def test_pictures_that_nobody_rebuilt_pass_no_limit_where_a_list_names_most() ->
     named = replace(cell("censor", 0, 100), levels=Levels(listed=ListLevel(lists={"random": listed(99)})))
     (doubt,) = compare([parse_limit("identified>0.05")], [named]).doubts
     assert "the information is there, our search did not get it: 99 of 100" in doubt
+    nearer = Summary(identified=share_of(0, 100), psnr=Spread(median=20.0, low=19.0, high=21.0))
+    grey = Bars(psnr=Bar(null="grey", value=12.0))
+    for more in (replace(named, selected=Summary(identified=share_of(4, 100))), replace(named, selected=nearer, bar=grey)):
+        assert outcome("identified>0.25", more) == ([], 3), "a few hits, or somewhat nearer pictures, are no less of a leak"
     hidden = replace(named, levels=Levels(listed=ListLevel(lists={"random": listed(2)})))
     assert outcome("identified>0.05", hidden) == ([], 0)
     assert outcome("identified>0.05", replace(named, selected=Summary(identified=share_of(40, 100)))) == (["censor"], 1)

@@ -14,8 +14,8 @@ from gradveil.study.measures import Bar, Share, Spread, Summary
 from gradveil.study.results import Bars, CellResult, Check, Defense
 from gradveil.verdict.level_words import gain_words, gap_words, level_rows, power_words, view_words
 from gradveil.verdict.levels import level_of, levels_of
-from gradveil.verdict.status import Status, cannot_tell, status_of
-from gradveil.verdict.words import judgement
+from gradveil.verdict.status import Headline, Setting, Status, cannot_tell, status_of
+from gradveil.verdict.words import headline_sentence, judgement
 
 N = 32
 SHOWN = Power(
@@ -153,6 +153,24 @@ def test_searches_that_mostly_worked_and_checks_that_passed_are_no_excuse() -> N
     sound = cell(1, gap=worked, checks=(Check(name="informed_moved", level="ok"),), power=SHOWN)
     assert cannot_tell(sound) == "" and status_of(sound, BARE) is Status.UNBROKEN
     assert "for 16 of 32 records the search failed" in gap_words(sound) and gap_words(cell(1)) == ""
+
+
+def test_not_broken_says_what_records_are_left_where_searches_failed() -> None:
+    """Nobody knows of 16 of 32, so the 11 % that 1 of 32 leaves possible was said of records nobody searched."""
+    some = Gap(search_failed=Share.of(16, N), information_gone=Share.of(15, N), found=Share.of(1, N))
+    told, whole = said(cell(1, gap=some, power=SHOWN)), said(cell(1, power=SHOWN))
+    assert "the search failed for 16 of 32; of the others the true share may be as high as 28 %" in told
+    assert "the true share may be as high as 16 %" in whole and "failed" not in whole
+
+
+def test_the_first_screen_says_where_a_low_count_may_be_the_attackers_doing() -> None:
+    def first(best: CellResult) -> str:
+        both = Setting(cells=(BARE, best))
+        return headline_sentence(Headline(setting=both, settings=(both,), undefended=BARE, best=best))
+
+    idle = Check(name="informed_ran", level="warn", sentence="Informed: none ran.")
+    assert first(cell(1)).endswith("with the best defense of this run, 1 of 32")
+    assert first(cell(1, checks=(idle,))).endswith("1 of 32; this run cannot tell whether that is its doing")
 
 
 def test_a_cap_is_part_of_the_name() -> None:
