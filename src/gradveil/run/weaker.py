@@ -16,8 +16,8 @@ __all__ = ["MOST", "weaker_settings"]
 
 LASTS = "active_rounds"
 """Setting that says after how many rounds a defense is switched off; 0 is never."""
-MOST = 3
-"""Weaker settings at most: the two next below, and the weakest."""
+MOST = 4
+"""Weaker settings at most: the three next below, and the weakest; a card has four or five, and a gap between would flatter."""
 TOWARDS_OFF = 3.0
 """Factor by which a number comes nearer to off, where the ladder has nothing below."""
 

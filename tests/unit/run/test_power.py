@@ -363,8 +363,8 @@ def test_an_estimate_counts_the_points() -> None:
     bare = replace(with_power, power=())
     assert with_power.seconds > bare.seconds and with_power.steps > bare.steps == without.steps
     counts = {each.point.cell.defense: each.points for each in with_power.power}
-    # One canary without a defense; four leaks with it, and three weaker settings; off is a cell of the plan.
-    assert counts["none"] == 1 and counts["gaussian_noise(std=1.0)"] == 4 and sum(counts.values()) == 8
+    # One canary without a defense; four leaks with it, and four weaker settings; off is a cell of the plan.
+    assert counts["none"] == 1 and counts["gaussian_noise(std=1.0)"] == 4 and sum(counts.values()) == 9
     assert json.loads(json.dumps(with_power.as_dict()))["power"][0]["points"] == 1
 
 

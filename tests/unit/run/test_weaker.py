@@ -28,8 +28,8 @@ from gradveil.run.weaker import weaker_settings
             "clipping(bound=1.0) + gaussian_noise(std=0.01)",
             ["clipping(bound=4.0) + gaussian_noise(std=0.0001)", "clipping(bound=4.0) + gaussian_noise(std=0.001)"],
         ),
-        # The two next below, and the weakest.
-        ("dp_sgd(noise_multiplier=1.0)", [f"dp_sgd(noise_multiplier={each})" for each in (0.001, 0.1, 0.5)]),
+        # All of a ladder of five; of a longer one the three next below and the weakest.
+        ("dp_sgd(noise_multiplier=1.0)", [f"dp_sgd(noise_multiplier={each})" for each in (0.001, 0.01, 0.1, 0.5)]),
     ],
 )
 def test_what_is_below_is_weaker_and_the_weakest_comes_first(defense: str, below: list[str]) -> None:
@@ -55,6 +55,6 @@ def test_every_rung_of_every_ladder_has_those_before_it_below(name: str) -> None
     rungs = expand_defense(f"{name}:ladder", materials)
     for place, rung in enumerate(rungs):
         below = weaker_settings(rung, materials)
-        assert below == (rungs[:place] if place <= 3 else [rungs[0], *rungs[place - 2 : place]])
+        assert below == (rungs[:place] if place <= 4 else [rungs[0], *rungs[place - 3 : place]])
         # Spelt as a plan spells them, so that an equal cell is found; and built already.
         assert all(expand_defense(each) == [each] and parts_of(materials.defense(each)) for each in below)
