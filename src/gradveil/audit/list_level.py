@@ -63,18 +63,23 @@ def measure_lists(subject: Subject, size: int, *, seconds: float = SECONDS, pict
     if size <= each:
         return ListLevel(reason=f"a list needs more candidates than the {each} records of an update; there are {size}")
     try:
-        return _Lists(subject, context, Pool.of(subject, _affordable(subject, context, size, seconds)), pictures).level()
+        pool = Pool.of(subject, _affordable(subject, context, size, seconds))
+        if len(pool) <= each:  # copies are listed once
+            return ListLevel(reason=f"a list needs more than {each} candidates, copies counted once; there are {len(pool)}")
+        return _Lists(subject, context, pool, pictures).level()
     except GradveilError as error:
         return ListLevel(reason=f"no list could be tested: {error}")
 
 
 def _affordable(subject: Subject, context: AttackContext, size: int, seconds: float) -> int:
     """Return the size, halved until the client runs of a list take no longer than they may."""
-    few = Pool.of(subject, min(size, LEAST)).hypotheses(list_seed(subject), subject.cell.batch_size * subject.cell.clients)
+    each = subject.cell.batch_size * subject.cell.clients
+    least = LEAST + each - 1  # the other records of an update are on no list
+    few = Pool.of(subject, min(size, least)).hypotheses(list_seed(subject), each)
     client = ListClient(subject.targets[0].observation, few, context)
     cost = client.seconds() * (RUNS if client.varies() else 1)
-    while size > LEAST and size * cost > seconds:
-        size = max(LEAST, size // 2)
+    while size > least and size * cost > seconds:
+        size = max(least, size // 2)
     return size
 
 

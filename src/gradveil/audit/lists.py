@@ -18,7 +18,7 @@ from gradveil.metrics import duplicate_groups
 from gradveil.randomness import Seed
 from gradveil.tensors import Named
 
-__all__ = ["NEAREST", "Pool", "list_seed", "neighbours"]
+__all__ = ["NEAREST", "Pool", "list_seed", "neighbours", "ranks_of"]
 
 NEAREST = 32
 """Size of the list of those whose updates are nearest."""
@@ -99,10 +99,7 @@ class Pool:
         Args:
             scores: (records, N), of the first records or of all; minus infinity where a candidate is not on the list.
         """
-        alike = self.alike()[: len(scores)]
-        own = scores.masked_fill(~alike, float("-inf")).amax(1, keepdim=True)
-        ahead = (scores >= own) & ~alike & torch.isfinite(scores)
-        return (1 + ahead.sum(1)).tolist()
+        return ranks_of(scores, self.alike()[: len(scores)])
 
     def clusters(self, count: int) -> tuple[list[Hashable], ...]:
         """Return how the first records belong together: by update, and by owner where there are some."""
@@ -136,6 +133,18 @@ class Pool:
             shown = Counter(self.owners[int(place)] for place in row.nonzero())
             missed[self.owners[own]] = missed.get(self.owners[own], 1.0) * (1 - max(shown.values()) / int(row.sum()))
         return 1 - sum(missed.values()) / len(missed)
+
+
+def ranks_of(scores: Tensor, alike: Tensor) -> list[int]:
+    """Return the rank of each truth; what is no number is a tie with everybody, and ties count against the attacker.
+
+    >>> ranks_of(torch.tensor([[2.0, 1.0, float("-inf")], [float("nan"), 1.0, 2.0]]), torch.tensor([[True, False, False]] * 2))
+    [1, 3]
+    """
+    listed = scores != float("-inf")
+    own = scores.masked_fill(~alike, float("-inf")).amax(1, keepdim=True)
+    ahead = ~(scores < own) & ~alike & listed
+    return (1 + ahead.sum(1)).tolist()
 
 
 def _same_as(subject: Subject, order: Sequence[int], attacked: Sequence[int], size: int) -> dict[int, int]:

@@ -24,6 +24,7 @@ DONE = {
     "presence": "right",
 }
 OLD = "the cell was measured by a version that did not look; audit again"
+SWITCHED_OFF = 'lists were switched off; leave out lists = "off" and audit again'
 NO_OWNERS = "the data name no owners; bring them with the data (docs/data.md)"
 
 
@@ -67,7 +68,7 @@ class View:
 
 def bar_of(cell: CellResult) -> Bar:
     """Return what the best null identifies; the chance level where no null was measured."""
-    chance = cell.chance or (1 / cell.candidates if cell.candidates else 0.0)
+    chance = cell.chance or (1 / cell.distinct if cell.distinct else 0.0)
     return cell.bar.identified or Bar(null="chance", value=chance, high=chance)
 
 
@@ -80,17 +81,17 @@ def level_of(cell: CellResult, name: str) -> View:
     """Return one level: label, list, picture, or owner, list_owner and presence."""
     if name == "picture":
         upper = max(each.share.upper for each in contenders(cell))
-        who, size = cell.strongest.name, cell.candidates
+        who, size = cell.strongest.name, cell.distinct
         return View(name=name, share=cell.identified, attacker=who, null=bar_of(cell), upper=upper, size=size)
     if cell.levels is None:
         return View(name=name, reason=OLD)
     if name == "label":
         return _view(name, cell.levels.label)
     if name == "owner":
-        return _view(name, cell.levels.owners, NO_OWNERS, size=cell.candidates)
+        return _view(name, cell.levels.owners, NO_OWNERS, size=cell.distinct)
     listed = cell.levels.listed
     if listed is None:
-        return View(name=name, reason=OLD)
+        return View(name=name, reason=SWITCHED_OFF if cell.settings.lists == "off" else OLD)
     if name == "presence":
         return _view(name, listed.presence, listed.reason or OLD)
     headline = listed.headline

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from gradveil.errors import LeakAboveLimit, Unreliable, UsageError
 from gradveil.metrics import share_of
+from gradveil.study.codec import decode
 from gradveil.study.evidence import Gap, Power
 from gradveil.study.kept import KeptCell
 from gradveil.study.levels import Level, Levels, Listed, ListLevel, Reach
@@ -323,3 +324,18 @@ def test_other_metrics_use_the_bound_that_is_worse_for_the_owner() -> None:
     assert outcome("psnr>22", cell("pruning", psnr=spread)) == ([], 0)
     assert outcome("mse<0.01", cell("pruning", mse=Spread(median=0.02, low=0.005, high=0.03))) == (["pruning"], 1)
     assert outcome("mse<0.001", cell("pruning", mse=Spread(median=0.02, low=0.005, high=0.03))) == ([], 0)
+
+
+def test_a_list_leaks_no_less_than_pictures_that_can_be_looked_up_on_it() -> None:
+    headline = Listed(share=share_of(0, 100), owners=share_of(0, 100), size=256)
+    leaking = replace(cell("pruning", 60), levels=Levels(listed=ListLevel(lists={"random": headline}), owners=level(60)))
+    for name, unit in (("list", "records"), ("list_owner", "owners")):
+        assert outcome(f"{name}>0.5", leaking) == ([], 3) and outcome(f"{name}>0.7", leaking) == ([], 0)
+        (doubt,) = compare([parse_limit(f"{name}>0.5")], [leaking]).doubts
+        assert f"60 of 100 {unit} identified by pictures, which can be looked up on a list" in doubt
+
+
+def test_lists_that_were_switched_off_are_no_matter_of_the_version() -> None:
+    off = replace(with_levels(label=level(1)), settings=decode(KeptCell, {"lists": "off"}))
+    (doubt,) = compare([parse_limit("list>0.5")], [off]).doubts
+    assert "lists were switched off" in doubt
