@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -151,7 +150,7 @@ class _Lists:
         if self.pictures is not None:
             found.append(self._looked_up(self.pictures, listed))
             tries.append(Try(REBUILT, True, pool.ranks(found[-1]), sizes, None, pool.clusters(len(listed))))
-        return replace(counted(tries), **self._owners(found, listed))
+        return self._with_owners(counted(tries), found, listed)
 
     def _looked_up(self, pictures: Tensor, listed: Tensor) -> Tensor:
         """Return (records, N) how near each candidate is to the nearest picture of the update; nobody knows which is of which."""
@@ -161,14 +160,15 @@ class _Lists:
         updates = torch.tensor([update for update, _ in self.pool.records])
         return of_update[updates].masked_fill(~listed, float("-inf"))
 
-    def _owners(self, scores: Sequence[Tensor], listed: Tensor) -> dict[str, Any]:
+    def _with_owners(self, level: Listed, scores: Sequence[Tensor], listed: Tensor) -> Listed:
         pool = self.pool
         if pool.owners is None:
-            return {}
+            return level
         shares = [clustered(list(pool.owner_hits(each).values()), pool.owner_updates(len(each))) for each in scores]
         top, _ = of_the_strongest(shares)
         null = best_guess("commonest owner", pool.commonest_owner(listed), top.n, len(scores))
-        return {"owners": top, "owners_null": null}
+        reached = tuple(replace(each, owners=share) for each, share in zip(level.reached, shares, strict=True))
+        return replace(level, owners=top, owners_null=null, reached=reached)
 
     def _presence(self, evidence: Sequence[Evidence], around: Tensor) -> Level:
         """Take every second record off its list, by a coin, and ask whether it is there."""

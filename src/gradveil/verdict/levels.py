@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from gradveil.study.headline import contenders
-from gradveil.study.levels import Level
+from gradveil.study.levels import Level, Reach
 from gradveil.study.measures import Bar, Share
 from gradveil.study.results import CellResult
 
@@ -39,6 +39,7 @@ class View:
         null: What the best answer without the update gets.
         upper: The largest exact upper end of everybody who tried, which limits are compared with.
         size: Candidates on the list, or among whom a picture is identified.
+        hurried: Whose the largest upper end is, where they had time for fewer than the strongest, and for how many; empty else.
         reason: Why nothing was measured, and what to do.
     """
 
@@ -48,6 +49,7 @@ class View:
     null: Bar | None = None
     upper: float = 1.0
     size: int | None = None
+    hurried: str = ""
     reason: str = ""
 
     @property
@@ -105,7 +107,7 @@ def level_of(cell: CellResult, name: str) -> View:
         share=headline.owners,
         attacker=headline.attacker,
         null=headline.owners_null,
-        upper=headline.owners.upper,
+        upper=max(each.upper for each in (headline.owners, *(reach.owners for reach in headline.reached)) if each is not None),
         size=size,
     )
 
@@ -113,5 +115,8 @@ def level_of(cell: CellResult, name: str) -> View:
 def _view(name: str, level: Level | None, reason: str = OLD, size: int | None = None) -> View:
     if level is None or level.share is None:
         return View(name=name, reason=(level.reason if level is not None else "") or reason)
-    upper = max(each.upper for each in (level.share, *(reach.share for reach in level.reached)))
-    return View(name=name, share=level.share, attacker=level.attacker, null=level.null, upper=upper, size=size)
+    top = Reach(attacker=level.attacker, share=level.share)
+    widest = max((top, *level.reached), key=lambda each: each.share.upper)
+    hurried = f"the attacker {widest.attacker!r} had time for {widest.share.n}" if widest.share.n < level.share.n else ""
+    upper = widest.share.upper
+    return View(name=name, share=level.share, attacker=level.attacker, null=level.null, upper=upper, size=size, hurried=hurried)

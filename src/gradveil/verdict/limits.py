@@ -192,6 +192,9 @@ def _judge_share(limit: Limit, cell: CellResult, undefended: CellResult | None) 
         return f"cannot tell whether {limit.text} holds: {told}, and {why}"
     if not limit.broken_by(view.upper):
         return _of_those_searched(limit, cell, share) if limit.metric in OF_PICTURES else ""
+    if view.hurried and not limit.broken_by(share.upper):
+        more = f"{view.hurried} of them, and has for more if lists are shorter"
+        return f"cannot tell whether {limit.text} holds: {told}, at most {view.upper:.1%} (exact one-sided 95 %); {more}"
     needed = limit.fewest_records(share.value)
     more = f"audit at least {needed} {view.unit}s" if needed else "no number of records shows that, so allow more"
     if needed and share.effective is not None:

@@ -214,6 +214,7 @@ def test_an_owner_on_a_list_is_one_owner_however_many_records_of_theirs_are_audi
     listed = random_list(measure_lists(subject, 60))
     assert listed.owners is not None and (listed.owners.count, listed.owners.n) == (len(audited), len(audited))
     assert len(audited) < 24 == listed.share.n  # type: ignore[union-attr]
+    assert [reach.owners for reach in listed.reached] == [share_of(len(audited), len(audited))] * 2
     pool = Pool.of(subject, 60)
     scores = torch.zeros(24, 60)
     scores[0, pool.records[0][1]] = 1.0  # one record found: its owner is hit, though their other records were missed

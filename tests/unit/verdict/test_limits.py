@@ -224,6 +224,13 @@ def test_everybody_who_tried_counts_for_a_level() -> None:
     found = with_levels(label=level(0, reached=(weak,)))
     assert outcome("label>0.05", with_levels(label=level(0))) == ([], 0)
     assert outcome("label>0.05", found) == ([], 3)
+    (doubt,) = compare([parse_limit("label>0.05")], [found]).doubts
+    assert "the attacker 'few' had time for 20 of them" in doubt and "audit at least" not in doubt, "more records cure nothing"
+    (doubt,) = compare([parse_limit("label>0.01")], [found]).doubts
+    assert "audit at least 299 labels" in doubt, "who looked at all of them shows no such limit either"
+    slow = Reach(attacker="few", share=share_of(0, 20), owners=share_of(0, 20))
+    listed = Listed(share=share_of(0, 100), owners=share_of(0, 100), reached=(slow,), size=256)
+    assert outcome("list_owner>0.05", with_levels(listed=ListLevel(lists={"random": listed}))) == ([], 3)
 
 
 def test_guessing_whether_a_record_is_listed_is_half_right() -> None:
