@@ -11,18 +11,17 @@ import torch
 from torch import Tensor
 
 from gradveil.attacks.listing.hypotheses import Hypotheses
+from gradveil.attacks.listing.joint import Sketch, single_updates
 from gradveil.audit.scene import Subject
 from gradveil.audit.state import order_of_records
 from gradveil.learning.learner import Learner
 from gradveil.metrics import duplicate_groups
 from gradveil.randomness import Seed
-from gradveil.tensors import Named
 
 __all__ = ["NEAREST", "Pool", "list_seed", "neighbours", "ranks_of"]
 
 NEAREST = 32
 """Size of the list of those whose updates are nearest."""
-SKETCH = 4096
 
 
 @dataclass(frozen=True)
@@ -169,34 +168,11 @@ def neighbours(learners: Sequence[Learner], pool: Pool, count: int, seed: Seed) 
     Distances are those of random sketches of the updates, true to a few parts in a hundred, so that no two updates of a large
     network need be held at once.
     """
-    single = [learner.replace(settings=learner.settings.replace(clients=1)) for learner in learners]
-    sketch = _Sketch()
-    rows = []
-    for index in range(len(pool)):
-        row, device = slice(index, index + 1), learners[0].device
-        updates = [each.update(pool.inputs[row].to(device), pool.labels[row].to(device)) for each in single]
-        rows.append(sketch.of(updates, seed))
-    found = torch.stack(rows)
+    sketch = Sketch()
+    each = zip(pool.inputs, pool.labels, strict=True)
+    found = torch.stack([sketch.of(single_updates(learners, inputs, labels), seed) for inputs, labels in each])
     nearest = torch.cdist(found, found).fill_diagonal_(-1.0).topk(min(count, len(pool)), largest=False).indices
     return torch.zeros(len(pool), len(pool), dtype=torch.bool).scatter(1, nearest, True)
-
-
-class _Sketch:
-    """A count sketch: every entry, with a random sign, is added to one of a few numbers."""
-
-    def __init__(self) -> None:
-        self._drawn: tuple[Tensor, Tensor] | None = None
-
-    def of(self, updates: Sequence[Named], seed: Seed) -> Tensor:
-        flat = torch.cat([value.detach().reshape(-1).cpu() for update in updates for value in update.values()]).double()
-        if len(flat) <= SKETCH:
-            return flat
-        if self._drawn is None:
-            generator = seed.generator("sketch")
-            places = torch.randint(SKETCH, flat.shape, generator=generator)
-            self._drawn = places, torch.randint(2, flat.shape, generator=generator).double() * 2 - 1
-        places, signs = self._drawn
-        return torch.zeros(SKETCH, dtype=torch.float64).index_add(0, places, flat * signs)
 
 
 def list_seed(subject: Subject) -> Seed:

@@ -10,7 +10,6 @@ import torch
 
 from gradveil.attacks.listing import generic_evidence, own_evidence
 from gradveil.audit import list_level as levels
-from gradveil.audit.candidate_checks import check_lists
 from gradveil.audit.cell import run_cell
 from gradveil.audit.list_counts import Try, best_guess, counted, of_the_strongest
 from gradveil.audit.list_level import list_level, matching_share, measure_lists
@@ -21,10 +20,8 @@ from gradveil.errors import UsageError
 from gradveil.metrics import share_of, wilson
 from gradveil.study.cell import Cell
 from gradveil.study.codec import decode, encode
-from gradveil.study.levels import LISTS, Level, Levels, Listed, ListLevel
-from gradveil.study.measures import Summary
+from gradveil.study.levels import LISTS, Listed, ListLevel
 from gradveil.study.readers import list_size
-from gradveil.study.results import CellResult
 from tests.unit.audit.small import CELL, digits, make_subject
 
 SIZE = 24
@@ -394,23 +391,3 @@ def test_dear_clients_of_large_batches_keep_a_list_beside_their_update(monkeypat
     monkeypatch.setattr(levels, "others_known", lambda *given: Listed())
     found = measure_lists(make_subject(records=20, batch_size=20), 256, seconds=20.0)
     assert random_list(found).size == 16, "of 16 candidates all were in the update, and nobody was left to be told from"
-
-
-def clear_leak(pictures: int, named: int) -> CellResult:
-    headline = Listed(share=share_of(named, 64), owners=share_of(named, 64))
-    return CellResult(
-        selected=Summary(identified=share_of(pictures, 64)),
-        levels=Levels(listed=ListLevel(lists={"random": headline}), owners=Level(share=share_of(pictures, 64))),
-    )
-
-
-def test_lists_that_fall_behind_pictures_are_noticed() -> None:
-    assert [check_lists(clear_leak(*each)).level for each in ((40, 10), (40, 38), (10, 64), (40, 30))] == [
-        "warn",
-        "ok",
-        "ok",
-        "ok",
-    ]
-    said = check_lists(clear_leak(40, 10)).sentence
-    assert "40 of 64 records were identified by pictures, 10 of 64 pointed out on lists" in said and "40 of 64 owners" in said
-    assert check_lists(CellResult(selected=Summary(identified=share_of(9, 9)))).level == "ok"
