@@ -135,7 +135,8 @@ def effective_number(hits: Sequence[float], *clusters: Sequence[Hashable]) -> fl
 
     The design effect of Kish (1965) and Rao and Scott (1992): with y hits among m records in each of C clusters, v = C/(C - 1)
     Σ(y - p m)² / n² is the variance of the share, and n v / (p(1 - p)) of n records make one. Where all or none were hit there is
-    no variance to see, and clusters are counted. Clusters never make records worth more than they are.
+    no variance to see, and clusters are counted; where few or nearly all were, as many as make the far end of the interval no
+    nearer than it would be then, because one hit more shows no less of a leak. Clusters make no record worth more than it is.
 
     Args:
         hits: 0 or 1 per record.
@@ -155,7 +156,19 @@ def _effective(hits: Sequence[float], names: Sequence[Hashable]) -> float:
     if many == n or many == 1 or share in (0.0, 1.0):
         return float(many)
     variance = many / (many - 1) * sum((sum(own) - share * len(own)) ** 2 for own in groups.values()) / n**2
-    return max(1.0, n / max(1.0, variance * n / (share * (1 - share))))
+    return _no_surer_than_none(min(share, 1 - share), many, max(1.0, n / max(1.0, variance * n / (share * (1 - share)))))
+
+
+def _no_surer_than_none(share: float, many: int, worth: float) -> float:
+    """Return how many records a small share is worth, so that its upper end is not below that of no hit in so many clusters."""
+    least = wilson(0, many)[1]
+    low, high = min(float(many), worth), worth
+    if wilson(share * high, high)[1] >= least:
+        return high
+    while high - low > 1e-6 * high:
+        middle = (low + high) / 2
+        low, high = (middle, high) if wilson(share * middle, middle)[1] >= least else (low, middle)
+    return low
 
 
 def mcnemar(first: Sequence[bool], second: Sequence[bool], clusters: Sequence[Hashable] | None = None) -> float:

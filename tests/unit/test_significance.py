@@ -12,6 +12,7 @@ from scipy.stats import wilcoxon
 
 from gradveil.metrics import daggers, signed_rank
 from gradveil.significance import effective_number, exact_upper, fewest_to_show, mcnemar, wilson
+from gradveil.study.measures import Share
 
 
 @pytest.mark.parametrize("n", [1, 2, 5, 9, 20, 50])
@@ -146,3 +147,18 @@ def test_with_hits_it_takes_more_records(limit: float, share: float) -> None:
 
 def test_no_number_of_records_shows_what_is_not_so() -> None:
     assert fewest_to_show(0.05, 0.05) is None and fewest_to_show(0.0) is None and fewest_to_show(0.05, 0.0499999) is None
+
+
+@pytest.mark.parametrize(("clusters", "each"), [(16, 8), (8, 8), (40, 3), (5, 2)])
+def test_one_hit_more_shows_no_less_of_a_leak(clusters: int, each: int) -> None:
+    """No hit of 128 records in 16 updates could be 19 %, and one hit, that saw a variance, 4 %: more hits passed a gate."""
+    names, highs, lows = [place // each for place in range(clusters * each)], [], []
+    for hits in range(clusters + 1):
+        hit = [float(place % each == 0 and place // each < hits) for place in range(clusters * each)]
+        few, most = hit, [1 - one for one in hit]
+        highs.append(Share.of(int(sum(few)), len(few), effective=effective_number(few, names)).high)
+        lows.append(Share.of(int(sum(most)), len(most), effective=effective_number(most, names)).low)
+    assert min(highs) >= highs[0] - 1e-6 and max(lows) <= lows[0] + 1e-6
+    half = [float(place % 2) for place in range(clusters * each)]
+    if each % 2 == 0:
+        assert effective_number(half, names) == len(half), "half of each: nothing is shared, and that is seen"

@@ -14,6 +14,7 @@ import torch
 from numpy.typing import NDArray
 
 from gradveil.attacks import Attack, AttackContext, Ensemble, informed_twins, launch, line_up, resolve
+from gradveil.audit.candidate_checks import check_lists
 from gradveil.audit.certified import certify, guarantee_of
 from gradveil.audit.gap import Explained, explain, gap_of
 from gradveil.audit.informed import informed_by
@@ -111,6 +112,7 @@ def run_cell(
         **_latency(subject),
     )
     asked = max(attack.cost().steps for attack in attacks)
+    result = replace(result, checks=(*result.checks, check_lists(result)))
     return MeasuredCell(replace(result, key=key, timing=timing, asked_steps=asked), pictures)
 
 

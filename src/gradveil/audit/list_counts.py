@@ -59,7 +59,7 @@ def counted(tries: Sequence[Try]) -> Listed:
         null=best_guess("guess", chance, top.n, len(reached)),
         reached=reached,
         size=round(sum(sizes) / len(sizes)),
-        sensitivity=fit_sensitivity(ranks, sizes),
+        sensitivity=fit_sensitivity(ranks, sizes, worth=top.effective),
     )
 
 

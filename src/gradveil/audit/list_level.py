@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -63,18 +62,23 @@ def measure_lists(subject: Subject, size: int, *, seconds: float = SECONDS, pict
     if size <= each:
         return ListLevel(reason=f"a list needs more candidates than the {each} records of an update; there are {size}")
     try:
-        return _Lists(subject, context, Pool.of(subject, _affordable(subject, context, size, seconds)), pictures).level()
+        pool = Pool.of(subject, _affordable(subject, context, size, seconds))
+        if len(pool) <= each:  # copies are listed once
+            return ListLevel(reason=f"a list needs more than {each} candidates, copies counted once; there are {len(pool)}")
+        return _Lists(subject, context, pool, pictures).level()
     except GradveilError as error:
         return ListLevel(reason=f"no list could be tested: {error}")
 
 
 def _affordable(subject: Subject, context: AttackContext, size: int, seconds: float) -> int:
     """Return the size, halved until the client runs of a list take no longer than they may."""
-    few = Pool.of(subject, min(size, LEAST)).hypotheses(list_seed(subject), subject.cell.batch_size * subject.cell.clients)
+    each = subject.cell.batch_size * subject.cell.clients
+    least = LEAST + each - 1  # the other records of an update are on no list
+    few = Pool.of(subject, min(size, least)).hypotheses(list_seed(subject), each)
     client = ListClient(subject.targets[0].observation, few, context)
     cost = client.seconds() * (RUNS if client.varies() else 1)
-    while size > LEAST and size * cost > seconds:
-        size = max(LEAST, size // 2)
+    while size > least and size * cost > seconds:
+        size = max(least, size // 2)
     return size
 
 
@@ -146,7 +150,7 @@ class _Lists:
         if self.pictures is not None:
             found.append(self._looked_up(self.pictures, listed))
             tries.append(Try(REBUILT, True, pool.ranks(found[-1]), sizes, None, pool.clusters(len(listed))))
-        return replace(counted(tries), **self._owners(found, listed))
+        return self._with_owners(counted(tries), found, listed)
 
     def _looked_up(self, pictures: Tensor, listed: Tensor) -> Tensor:
         """Return (records, N) how near each candidate is to the nearest picture of the update; nobody knows which is of which."""
@@ -156,14 +160,15 @@ class _Lists:
         updates = torch.tensor([update for update, _ in self.pool.records])
         return of_update[updates].masked_fill(~listed, float("-inf"))
 
-    def _owners(self, scores: Sequence[Tensor], listed: Tensor) -> dict[str, Any]:
+    def _with_owners(self, level: Listed, scores: Sequence[Tensor], listed: Tensor) -> Listed:
         pool = self.pool
         if pool.owners is None:
-            return {}
+            return level
         shares = [clustered(list(pool.owner_hits(each).values()), pool.owner_updates(len(each))) for each in scores]
         top, _ = of_the_strongest(shares)
         null = best_guess("commonest owner", pool.commonest_owner(listed), top.n, len(scores))
-        return {"owners": top, "owners_null": null}
+        reached = tuple(replace(each, owners=share) for each, share in zip(level.reached, shares, strict=True))
+        return replace(level, owners=top, owners_null=null, reached=reached)
 
     def _presence(self, evidence: Sequence[Evidence], around: Tensor) -> Level:
         """Take every second record off its list, by a coin, and ask whether it is there."""

@@ -10,7 +10,7 @@ import torch
 from gradveil.attacks.base import AttackContext
 from gradveil.attacks.listing import Evidence, Hypotheses, ListClient, generic_evidence, own_evidence
 from gradveil.audit.list_counts import Try, counted
-from gradveil.audit.lists import Pool, list_seed
+from gradveil.audit.lists import Pool, list_seed, ranks_of
 from gradveil.audit.scene import Subject
 from gradveil.study.levels import Listed
 
@@ -31,10 +31,14 @@ def others_known(subject: Subject, context: AttackContext, pool: Pool) -> Listed
     size, updates = _affordable(subject, context, pool)
     rows = [_Row.of(subject, context, pool, index, size) for index in range(updates)]
     sizes = [row.size for row in rows]
-    tries = [
-        Try(each.name, each.informed, [row.ranks[place] for row in rows], sizes, _mean([row.rehearsed[place] for row in rows]))
-        for place, each in enumerate(rows[0].evidence)
-    ]
+    if max(sizes) == 1:
+        return Listed(reason="no list of this kind has a second candidate")
+    owners = pool.owners
+    together = ([owners[batch[0]] for batch in pool.batches[:updates]],) if owners else ()
+    tries = []
+    for place, each in enumerate(rows[0].evidence):
+        ranks, rehearsed = [row.ranks[place] for row in rows], _mean([row.rehearsed[place] for row in rows])
+        tries.append(Try(each.name, each.informed, ranks, sizes, rehearsed, together))
     return counted(tries)
 
 
@@ -84,13 +88,8 @@ class _Row:
             listed = around[place : place + 1]
         rankings = [each.ranking(listed, around) for each in evidence]
         alike = pool.groups[rows] == pool.groups[own]
-        ranks = [_rank(ranking.scores[0], alike) for ranking in rankings]
+        ranks = [ranks_of(ranking.scores, alike[None])[0] for ranking in rankings]
         return cls(evidence, ranks, [each.rehearsed for each in rankings], 1 + int((listed[0] & ~alike).sum()))
-
-
-def _rank(scores: torch.Tensor, alike: torch.Tensor) -> int:
-    own = scores[alike].amax()
-    return 1 + int(((scores >= own) & ~alike & torch.isfinite(scores)).sum())
 
 
 def _mean(values: Sequence[float | None]) -> float | None:

@@ -11,18 +11,17 @@ import torch
 from torch import Tensor
 
 from gradveil.attacks.listing.hypotheses import Hypotheses
+from gradveil.attacks.listing.joint import Sketch, single_updates
 from gradveil.audit.scene import Subject
 from gradveil.audit.state import order_of_records
 from gradveil.learning.learner import Learner
 from gradveil.metrics import duplicate_groups
 from gradveil.randomness import Seed
-from gradveil.tensors import Named
 
-__all__ = ["NEAREST", "Pool", "list_seed", "neighbours"]
+__all__ = ["NEAREST", "Pool", "list_seed", "neighbours", "ranks_of"]
 
 NEAREST = 32
 """Size of the list of those whose updates are nearest."""
-SKETCH = 4096
 
 
 @dataclass(frozen=True)
@@ -99,10 +98,7 @@ class Pool:
         Args:
             scores: (records, N), of the first records or of all; minus infinity where a candidate is not on the list.
         """
-        alike = self.alike()[: len(scores)]
-        own = scores.masked_fill(~alike, float("-inf")).amax(1, keepdim=True)
-        ahead = (scores >= own) & ~alike & torch.isfinite(scores)
-        return (1 + ahead.sum(1)).tolist()
+        return ranks_of(scores, self.alike()[: len(scores)])
 
     def clusters(self, count: int) -> tuple[list[Hashable], ...]:
         """Return how the first records belong together: by update, and by owner where there are some."""
@@ -138,6 +134,18 @@ class Pool:
         return 1 - sum(missed.values()) / len(missed)
 
 
+def ranks_of(scores: Tensor, alike: Tensor) -> list[int]:
+    """Return the rank of each truth; what is no number is a tie with everybody, and ties count against the attacker.
+
+    >>> ranks_of(torch.tensor([[2.0, 1.0, float("-inf")], [float("nan"), 1.0, 2.0]]), torch.tensor([[True, False, False]] * 2))
+    [1, 3]
+    """
+    listed = scores != float("-inf")
+    own = scores.masked_fill(~alike, float("-inf")).amax(1, keepdim=True)
+    ahead = ~(scores < own) & ~alike & listed
+    return (1 + ahead.sum(1)).tolist()
+
+
 def _same_as(subject: Subject, order: Sequence[int], attacked: Sequence[int], size: int) -> dict[int, int]:
     """Return attacked rows and others, ``size`` distinct ones, each with the first row of the same input and label."""
     first: dict[bytes, int] = {}
@@ -160,34 +168,11 @@ def neighbours(learners: Sequence[Learner], pool: Pool, count: int, seed: Seed) 
     Distances are those of random sketches of the updates, true to a few parts in a hundred, so that no two updates of a large
     network need be held at once.
     """
-    single = [learner.replace(settings=learner.settings.replace(clients=1)) for learner in learners]
-    sketch = _Sketch()
-    rows = []
-    for index in range(len(pool)):
-        row, device = slice(index, index + 1), learners[0].device
-        updates = [each.update(pool.inputs[row].to(device), pool.labels[row].to(device)) for each in single]
-        rows.append(sketch.of(updates, seed))
-    found = torch.stack(rows)
+    sketch = Sketch()
+    each = zip(pool.inputs, pool.labels, strict=True)
+    found = torch.stack([sketch.of(single_updates(learners, inputs, labels), seed) for inputs, labels in each])
     nearest = torch.cdist(found, found).fill_diagonal_(-1.0).topk(min(count, len(pool)), largest=False).indices
     return torch.zeros(len(pool), len(pool), dtype=torch.bool).scatter(1, nearest, True)
-
-
-class _Sketch:
-    """A count sketch: every entry, with a random sign, is added to one of a few numbers."""
-
-    def __init__(self) -> None:
-        self._drawn: tuple[Tensor, Tensor] | None = None
-
-    def of(self, updates: Sequence[Named], seed: Seed) -> Tensor:
-        flat = torch.cat([value.detach().reshape(-1).cpu() for update in updates for value in update.values()]).double()
-        if len(flat) <= SKETCH:
-            return flat
-        if self._drawn is None:
-            generator = seed.generator("sketch")
-            places = torch.randint(SKETCH, flat.shape, generator=generator)
-            self._drawn = places, torch.randint(2, flat.shape, generator=generator).double() * 2 - 1
-        places, signs = self._drawn
-        return torch.zeros(SKETCH, dtype=torch.float64).index_add(0, places, flat * signs)
 
 
 def list_seed(subject: Subject) -> Seed:

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from gradveil.audit.judge import Scored
-from gradveil.audit.nulls import largest_of
+from gradveil.audit.nulls import deranged, largest_of
 from gradveil.audit.scene import Subject
 from gradveil.metrics import owner_hits, share_of
 from gradveil.randomness import Seed
@@ -25,7 +25,8 @@ def owners_level(subject: Subject, attackers: Mapping[str, Scored], seed: Seed) 
     """Return how many owners were identified; None where the data name none.
 
     An owner is hit where the nearest of all candidates to what was rebuilt from any of their audited records is theirs. The null
-    scores every attacker's reconstructions once against another owner, and takes the largest of these draws.
+    scores every attacker's reconstructions once against another owner, of a record of the same label as far as there is one, and
+    takes the largest of these draws.
 
     Args:
         subject: The cell.
@@ -38,11 +39,12 @@ def owners_level(subject: Subject, attackers: Mapping[str, Scored], seed: Seed) 
     numbers = {owner: place for place, owner in enumerate(dict.fromkeys(named))}
     pool = torch.tensor([numbers[named[row]] for row in subject.pool])
     own = [numbers[named[row]] for row in subject.indices]
+    labels = [() if subject.dataset.dense else subject.dataset.targets[row].item() for row in subject.indices]
     updates = _updates(own, len(subject.targets[0].batch))
     shares, counts = [], []
     for place, scored in enumerate(attackers.values()):
         shares.append(_share(_hits(subject, scored, own, own, pool), updates))
-        drawn = _others(own, pool.tolist(), seed.child("owners", place).numpy("draw"))
+        drawn = _others(own, labels, pool.tolist(), seed.child("owners", place).numpy("draw"))
         if drawn is not None:
             counts.append(sum(_hits(subject, scored, own, drawn, pool)))
     top = max(range(len(shares)), key=lambda place: (shares[place].value, shares[place].low))
@@ -75,14 +77,24 @@ def _hits(subject: Subject, scored: Scored, own: Sequence[int], sought: Sequence
     return list(hits.values())
 
 
-def _others(own: Sequence[int], pool: Sequence[int], generator: np.random.Generator) -> list[int] | None:
-    """Return another owner for each record, the same for all of one owner; None where there is only one."""
-    audited = generator.permutation(list(dict.fromkeys(own))).tolist()
+def _others(
+    own: Sequence[int], labels: Sequence[Hashable], pool: Sequence[int], generator: np.random.Generator
+) -> list[int] | None:
+    """Return another owner for each record, the same for all of one owner; None where there is only one.
+
+    An owner has the label of their first audited record: who reads the label alone names people of that label more often.
+    """
+    first: dict[int, Hashable] = {}
+    for owner, label in zip(own, labels, strict=True):
+        first.setdefault(owner, label)
+    audited = list(first)
     if len(audited) == 1:
         audited += generator.permutation([owner for owner in dict.fromkeys(pool) if owner not in audited]).tolist()[:1]
     if len(audited) == 1:
         return None
-    other = dict(zip(audited, [*audited[1:], audited[0]], strict=True))
+    each = range(len(audited))
+    drawn = deranged([first.get(owner) for owner in audited], each, each, generator)
+    other = {owner: audited[place] for owner, place in zip(audited, drawn, strict=True)}
     return [other[owner] for owner in own]
 
 

@@ -41,7 +41,9 @@ def first_among(size: int, d: float) -> float:
     return float(rank_probabilities([1], [size], d)[0])
 
 
-def fit_sensitivity(ranks: Sequence[int], sizes: Sequence[int], confidence: float = 0.95) -> Sensitivity:
+def fit_sensitivity(
+    ranks: Sequence[int], sizes: Sequence[int], confidence: float = 0.95, *, worth: float | None = None
+) -> Sensitivity:
     """Fit d' to the ranks of the truth by maximum likelihood, with the interval of likelihoods that are not much lower.
 
     Where the truth was always first every larger d' is likelier, so there is a lower end only, and the shares at other sizes
@@ -51,10 +53,11 @@ def fit_sensitivity(ranks: Sequence[int], sizes: Sequence[int], confidence: floa
         ranks: From 1, of every record.
         sizes: Of its list.
         confidence: Of the interval.
+        worth: How many independent records these are worth, where they share updates or owners.
     """
     counted = Counter(zip(ranks, sizes, strict=True))
     kept_ranks, kept_sizes = zip(*counted, strict=True)
-    counts = np.array(list(counted.values()), dtype=np.float64)
+    counts = np.array(list(counted.values()), dtype=np.float64) * ((worth or len(ranks)) / len(ranks))
 
     def loss(d: float) -> float:
         return -float(counts @ np.log(rank_probabilities(kept_ranks, kept_sizes, d).clip(1e-300)))

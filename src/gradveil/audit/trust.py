@@ -12,6 +12,7 @@ from scipy import stats
 from torch import nn
 
 from gradveil.attacks.referee import Referee, Verdict
+from gradveil.audit.candidate_checks import check_duplicates, check_enough_candidates
 from gradveil.audit.gap import Explained
 from gradveil.audit.informed import check_informed_moved, check_informed_ran, nowhere_to_go
 from gradveil.audit.judge import Scored
@@ -31,7 +32,6 @@ __all__ = ["LARGE_REGRET_DB", "run_checks"]
 
 Level = Literal["ok", "warn", "fail"]
 FEW_RECORDS = 16
-FEW_CANDIDATES = 100
 LARGE_REGRET_DB = 3.0
 FAR_ABOVE_DB = 6.0
 """A quarter of the squared error: beyond what a null could reach, whatever the pictures."""
@@ -77,8 +77,8 @@ def run_checks(evidence: Evidence) -> list[Check]:
         _oracle_labels,
         _better_than_null,
         _enough_records,
-        _enough_candidates,
-        _duplicates,
+        lambda each: check_enough_candidates(each.subject),
+        lambda each: check_duplicates(each.subject),
         _picture_without_identity,
         _regret,
         _nobody_ahead,
@@ -237,34 +237,10 @@ def _enough_records(evidence: Evidence) -> Check:
         return _check(
             "enough_records",
             "warn",
-            f"Only {n} records were attacked; the interval is wide.",
+            f"Only {n} record{'s were' if n > 1 else ' was'} attacked; the interval is wide.",
             f"Attack at least {FEW_RECORDS} records.",
         )
     return _check("enough_records", "ok", f"{n} records were attacked.")
-
-
-def _enough_candidates(evidence: Evidence) -> Check:
-    count = len(evidence.subject.candidates)
-    if count < FEW_CANDIDATES:
-        return _check(
-            "enough_candidates",
-            "warn",
-            f"Records were identified among {count} candidates only, so identifying one is easier than it sounds.",
-            f"Bring at least {FEW_CANDIDATES} records of the same kind.",
-        )
-    return _check("enough_candidates", "ok", f"Records were identified among {count} candidates.")
-
-
-def _duplicates(evidence: Evidence) -> Check:
-    total, distinct = len(evidence.subject.candidates), evidence.subject.distinct
-    if distinct < total:
-        return _check(
-            "duplicates",
-            "warn",
-            f"Of {total} candidates {total - distinct} are copies of others, exactly or nearly; copies count as one record.",
-            "Take copies out of the data; a training that sees a record twice reveals more of it.",
-        )
-    return _check("duplicates", "ok", "No candidate is a copy of another.")
 
 
 def _picture_without_identity(evidence: Evidence) -> Check:

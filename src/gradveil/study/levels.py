@@ -29,12 +29,14 @@ class Reach:
         share: What it reached.
         informed: Whether it uses more of the defense than the decoded update.
         rehearsed: What it reached on releases it made itself, whose truth it knows; None where it made none.
+        owners: What it reached by owner, on lists of data with owners.
     """
 
     attacker: str = ""
     share: Share
     informed: bool = False
     rehearsed: float | None = field(default=None, metadata=OMITTED)
+    owners: Share | None = field(default=None, metadata=OMITTED)
 
 
 @dataclass(frozen=True, kw_only=True)

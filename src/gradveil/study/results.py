@@ -303,6 +303,11 @@ class CellResult:
         """What the strongest attacker identified: the largest count that an attacker's own referee chose; see `headline`."""
         return headline_share([each.share for each in contenders(self)])
 
+    @property
+    def distinct(self) -> int | None:
+        """Candidates among which a record is identified, copies counted as one."""
+        return self.candidates - self.duplicates if self.candidates else None
+
     def told(self, share: Share) -> Share:
         """Return a share of this cell; of an older one, whose interval took records for independent, with one by clusters."""
         return with_clusters(share, self.records, clusters_of(self.records, self.settings.batch_size * self.settings.clients))

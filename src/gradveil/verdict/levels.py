@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from gradveil.study.headline import contenders
-from gradveil.study.levels import Level
+from gradveil.study.levels import Level, Reach
 from gradveil.study.measures import Bar, Share
 from gradveil.study.results import CellResult
 
@@ -24,6 +24,7 @@ DONE = {
     "presence": "right",
 }
 OLD = "the cell was measured by a version that did not look; audit again"
+SWITCHED_OFF = 'lists were switched off; leave out lists = "off" and audit again'
 NO_OWNERS = "the data name no owners; bring them with the data (docs/data.md)"
 
 
@@ -38,6 +39,7 @@ class View:
         null: What the best answer without the update gets.
         upper: The largest exact upper end of everybody who tried, which limits are compared with.
         size: Candidates on the list, or among whom a picture is identified.
+        hurried: Whose the largest upper end is, where they had time for fewer than the strongest, and for how many; empty else.
         reason: Why nothing was measured, and what to do.
     """
 
@@ -47,6 +49,7 @@ class View:
     null: Bar | None = None
     upper: float = 1.0
     size: int | None = None
+    hurried: str = ""
     reason: str = ""
 
     @property
@@ -67,7 +70,7 @@ class View:
 
 def bar_of(cell: CellResult) -> Bar:
     """Return what the best null identifies; the chance level where no null was measured."""
-    chance = cell.chance or (1 / cell.candidates if cell.candidates else 0.0)
+    chance = cell.chance or (1 / cell.distinct if cell.distinct else 0.0)
     return cell.bar.identified or Bar(null="chance", value=chance, high=chance)
 
 
@@ -80,17 +83,17 @@ def level_of(cell: CellResult, name: str) -> View:
     """Return one level: label, list, picture, or owner, list_owner and presence."""
     if name == "picture":
         upper = max(each.share.upper for each in contenders(cell))
-        who, size = cell.strongest.name, cell.candidates
+        who, size = cell.strongest.name, cell.distinct
         return View(name=name, share=cell.identified, attacker=who, null=bar_of(cell), upper=upper, size=size)
     if cell.levels is None:
         return View(name=name, reason=OLD)
     if name == "label":
         return _view(name, cell.levels.label)
     if name == "owner":
-        return _view(name, cell.levels.owners, NO_OWNERS, size=cell.candidates)
+        return _view(name, cell.levels.owners, NO_OWNERS, size=cell.distinct)
     listed = cell.levels.listed
     if listed is None:
-        return View(name=name, reason=OLD)
+        return View(name=name, reason=SWITCHED_OFF if cell.settings.lists == "off" else OLD)
     if name == "presence":
         return _view(name, listed.presence, listed.reason or OLD)
     headline = listed.headline
@@ -104,7 +107,7 @@ def level_of(cell: CellResult, name: str) -> View:
         share=headline.owners,
         attacker=headline.attacker,
         null=headline.owners_null,
-        upper=headline.owners.upper,
+        upper=max(each.upper for each in (headline.owners, *(reach.owners for reach in headline.reached)) if each is not None),
         size=size,
     )
 
@@ -112,5 +115,8 @@ def level_of(cell: CellResult, name: str) -> View:
 def _view(name: str, level: Level | None, reason: str = OLD, size: int | None = None) -> View:
     if level is None or level.share is None:
         return View(name=name, reason=(level.reason if level is not None else "") or reason)
-    upper = max(each.upper for each in (level.share, *(reach.share for reach in level.reached)))
-    return View(name=name, share=level.share, attacker=level.attacker, null=level.null, upper=upper, size=size)
+    top = Reach(attacker=level.attacker, share=level.share)
+    widest = max((top, *level.reached), key=lambda each: each.share.upper)
+    hurried = f"the attacker {widest.attacker!r} had time for {widest.share.n}" if widest.share.n < level.share.n else ""
+    upper = widest.share.upper
+    return View(name=name, share=level.share, attacker=level.attacker, null=level.null, upper=upper, size=size, hurried=hurried)

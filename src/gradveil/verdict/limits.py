@@ -39,6 +39,8 @@ __all__ = ["Outcome", "Violation", "compare", "enforce"]
 BASELINE = "none"
 OF_PICTURES = ("identified", "owner")
 """What searches were for: where they failed, too few hits say nothing."""
+LOOKED_UP = {"list": "picture", "list_owner": "owner"}
+"""What whoever rebuilt pictures could look up on a list, so that lists cannot leak less."""
 
 
 @dataclass(frozen=True)
@@ -181,11 +183,18 @@ def _judge_share(limit: Limit, cell: CellResult, undefended: CellResult | None) 
     if share.value > limit.value:
         told += f", at least {share.low:.1%} (95 %, corrected for the choice among attackers)"
         return Violation(limit, defense, share.low, f"{defense} is beyond {limit.text}: {told}")
+    pictures = level_of(cell, LOOKED_UP[limit.metric]).share if limit.metric in LOOKED_UP else None
+    if pictures is not None and pictures.value > limit.value:
+        seen = f"{pictures.count} of {count(pictures.n, view.unit)} identified by pictures, which can be looked up on a list"
+        return f"cannot tell whether {limit.text} holds: {told}, and {seen}".replace("\u00a0", " ")
     why = blind_to(cell, undefended) if limit.metric in OF_PICTURES else ""
     if why:
         return f"cannot tell whether {limit.text} holds: {told}, and {why}"
     if not limit.broken_by(view.upper):
         return _of_those_searched(limit, cell, share) if limit.metric in OF_PICTURES else ""
+    if view.hurried and not limit.broken_by(share.upper):
+        more = f"{view.hurried} of them, and has for more if lists are shorter"
+        return f"cannot tell whether {limit.text} holds: {told}, at most {view.upper:.1%} (exact one-sided 95 %); {more}"
     needed = limit.fewest_records(share.value)
     more = f"audit at least {needed} {view.unit}s" if needed else "no number of records shows that, so allow more"
     if needed and share.effective is not None:

@@ -64,7 +64,7 @@ def sentence(text: str) -> str:
 
 def guessing(cell: CellResult) -> str:
     """Say what guessing would find."""
-    return f"guessing would find 1 in {cell.candidates}" if cell.candidates else "the chance level is not recorded"
+    return f"guessing would find 1 in {cell.distinct}" if cell.distinct else "the chance level is not recorded"
 
 
 def identified_sentence(cell: CellResult) -> str:

@@ -14,7 +14,7 @@ from gradveil.audit.cell import run_cell
 from gradveil.audit.list_counts import Try, best_guess, counted, of_the_strongest
 from gradveil.audit.list_level import list_level, matching_share, measure_lists
 from gradveil.audit.lists import Pool, list_seed, neighbours
-from gradveil.audit.scene import Subject, build_subject
+from gradveil.audit.scene import build_subject
 from gradveil.data import Dataset
 from gradveil.errors import UsageError
 from gradveil.metrics import share_of, wilson
@@ -211,6 +211,7 @@ def test_an_owner_on_a_list_is_one_owner_however_many_records_of_theirs_are_audi
     listed = random_list(measure_lists(subject, 60))
     assert listed.owners is not None and (listed.owners.count, listed.owners.n) == (len(audited), len(audited))
     assert len(audited) < 24 == listed.share.n  # type: ignore[union-attr]
+    assert [reach.owners for reach in listed.reached] == [share_of(len(audited), len(audited))] * 2
     pool = Pool.of(subject, 60)
     scores = torch.zeros(24, 60)
     scores[0, pool.records[0][1]] = 1.0  # one record found: its owner is hit, though their other records were missed
@@ -341,16 +342,52 @@ def test_dear_clients_get_shorter_lists_and_fewer_updates_are_looked_at(monkeypa
 def test_it_is_part_of_a_cell_and_survives_the_file() -> None:
     result = run_cell(CELL.replace(lists="12"), digits()).result
     assert result.levels is not None and result.levels.listed is not None
+    assert "lists_reach_pictures" in [check.name for check in result.checks]
     kept = decode(type(result), encode(result))
     assert kept.levels == result.levels and encode(kept)["levels"]["list"]["lists"]["random"]["share"]["count"] == 4
 
 
-def noisy(std: float, **changes: Any) -> Subject:
-    return make_subject(defense=f"clipping(bound=1) + gaussian_noise(std={std})", **changes)
-
-
 def test_the_matching_attack_is_the_attacker_who_knows_the_noise() -> None:
-    subject = noisy(0.4, records=24)
+    defense = "clipping(bound=1) + gaussian_noise(std=0.4)"
+    subject = build_subject(CELL.replace(records=24, defense=defense), digits().take(range(64)), 0)
     found = measure_lists(subject, len(subject.candidates)).headline
     assert found is not None
     assert matching_share(subject).count == {each.attacker: each.share.count for each in found.reached}["own"] > 3
+
+
+def test_what_is_no_number_names_nobody() -> None:
+    pool = Pool.of(make_subject(records=2), 6)
+    own = [record for _, record in pool.records]
+    scores = torch.zeros(2, 6)
+    scores[0, own[0]] = float("nan")  # compares as larger than nothing, and so nobody was ahead of it
+    scores[1] = float("inf")
+    assert pool.ranks(scores) == [6, 6]
+
+
+def test_owners_share_their_luck_where_others_are_known_too() -> None:
+    owners = tuple(f"p{i // 30}" for i in range(60))
+    subject = build_subject(CELL.replace(records=16, batch_size=4), own_dataset(owners=owners), 0)
+    share = measure_lists(subject, SIZE).lists["others_known"].share
+    assert share is not None and share.n == 4 and share.effective is not None and share.effective <= 2
+
+
+def test_copies_alone_make_no_list() -> None:
+    once = digits().take(range(5))
+    data = dataclasses.replace(
+        once, inputs=once.inputs.repeat(8, 1, 1, 1), targets=once.targets.repeat(8), records=tuple(map(str, range(40)))
+    )
+    found = measure_lists(build_subject(CELL.replace(records=8, batch_size=8), data, 0), 40)
+    assert found.reason == "a list needs more than 8 candidates, copies counted once; there are 5"
+    labelled = dataclasses.replace(digits().take(range(40)), targets=torch.arange(40) % 10)
+    lonely = dataclasses.replace(labelled, targets=torch.arange(40), classes=40, class_names=tuple(map(str, range(40))))
+    known = measure_lists(build_subject(CELL.replace(records=8, batch_size=4, known_labels=True), lonely, 0), 40)
+    assert {name: each.reason for name, each in known.lists.items()} == dict.fromkeys(
+        ("random", "same_label", "nearest", "others_known"), "no list of this kind has a second candidate"
+    )
+
+
+def test_dear_clients_of_large_batches_keep_a_list_beside_their_update(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("gradveil.attacks.listing.client.ListClient.seconds", lambda self: 10.0)
+    monkeypatch.setattr(levels, "others_known", lambda *given: Listed())
+    found = measure_lists(make_subject(records=20, batch_size=20), 256, seconds=20.0)
+    assert random_list(found).size == 16, "of 16 candidates all were in the update, and nobody was left to be told from"

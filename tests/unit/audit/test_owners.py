@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 
+import numpy as np
 import torch
 
 from gradveil.audit.judge import Scored, scored_images
-from gradveil.audit.owners import owners_level
+from gradveil.audit.owners import _others, owners_level
 from gradveil.audit.scene import Subject, build_subject
 from gradveil.data import Dataset
 from gradveil.randomness import Seed
@@ -95,3 +96,14 @@ def test_data_without_owners_have_no_such_level() -> None:
     single = dataclasses.replace(alone.dataset, owners=("one",) * len(alone.dataset))
     level = owners_level(dataclasses.replace(alone, dataset=single), {"mean": means(alone)}, Seed(0))
     assert level is not None and level.null is None, "with one owner there is nobody else to be"
+
+
+def test_the_null_of_owners_seeks_people_of_the_same_label() -> None:
+    """Who reads the label alone, and answers with anybody of it, names every second owner of that label and none of the other."""
+    own, labels = list(range(8)), [place // 4 for place in range(8)]
+    for seed in range(5):
+        drawn = _others(own, labels, own, np.random.default_rng(seed))
+        assert drawn is not None and sorted(drawn) == own
+        assert all(a != b and labels[a] == labels[b] for a, b in zip(own, drawn, strict=True))
+    single = _others([0, 0, 1, 2], [0, 0, 1, 1], [0, 1, 2], np.random.default_rng(0))
+    assert single is not None and single[0] == single[1] != 0 and single[2:] == [2, 1], "alone with its label: anybody else"

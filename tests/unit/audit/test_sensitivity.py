@@ -57,3 +57,11 @@ def test_always_first_has_a_lower_end_alone_which_rises_with_the_records() -> No
 def test_always_last_is_below_zero() -> None:
     found = fit_sensitivity([64] * 5, [64] * 5)
     assert found.d is not None and found.d < -1
+
+
+def test_records_that_share_their_luck_make_a_wider_interval() -> None:
+    ranks, sizes = [1, 2, 1, 5, 3, 1, 9, 2] * 4, [16] * 32
+    alone, shared = fit_sensitivity(ranks, sizes), fit_sensitivity(ranks, sizes, worth=8.0)
+    assert alone.d == pytest.approx(shared.d, abs=1e-3)
+    assert alone.low and alone.high and shared.low and shared.high
+    assert (shared.high - shared.low) / (alone.high - alone.low) == pytest.approx(2, rel=0.1)

@@ -179,6 +179,18 @@ def with_copies() -> Evidence:
     return dataclasses.replace(healthy(), subject=doubled)
 
 
+def with_many_copies() -> Evidence:
+    """A hundred candidates, and fifty records."""
+    pool = subject().candidates[:50]
+    return dataclasses.replace(healthy(), subject=dataclasses.replace(subject(), candidates=torch.cat([pool, pool])))
+
+
+def with_one_record() -> Evidence:
+    """Every candidate is the same picture."""
+    same = subject().candidates[:1].expand_as(subject().candidates)
+    return dataclasses.replace(healthy(), subject=dataclasses.replace(subject(), candidates=same))
+
+
 def with_pictures_of_nobody() -> Evidence:
     """Pictures are as near as ever, and rank after others all the same."""
     near_by = dataclasses.replace(healthy().selected, rank=torch.full((16,), 2))
@@ -211,6 +223,8 @@ FIRING: list[tuple[str, str, Callable[[], Evidence]]] = [
     ("better_than_null", "warn", lambda: with_hits(2, 30)),  # 9 %, and too few candidates anyway
     ("enough_records", "warn", lambda: with_candidates_and_records(15, 256)),
     ("enough_candidates", "warn", lambda: with_candidates_and_records(16, 99)),
+    ("enough_candidates", "warn", with_many_copies),
+    ("enough_candidates", "fail", with_one_record),
     ("duplicates", "warn", with_copies),
     ("picture_without_identity", "fail", with_pictures_of_nobody),
     ("regret", "warn", lambda: chosen_instead(lambda i: near(i, 0.2))),

@@ -9,12 +9,14 @@ from typing import Any
 
 import pytest
 
+from gradveil.audit.candidate_checks import check_lists
 from gradveil.errors import UsageError
 from gradveil.storage.study_file import as_folder, read_study
 from gradveil.study.cell import Cell
 from gradveil.study.codec import decode, encode
 from gradveil.study.kept import LATER
 from gradveil.study.load import load_run
+from gradveil.study.measures import Share
 from gradveil.study.results import CellResult, Timing
 
 RESULTS = Path(__file__).resolve().parents[3] / "results"
@@ -72,3 +74,28 @@ def test_a_cell_is_found_by_its_settings() -> None:
         run.cell(defense="nothing")
     with pytest.raises(UsageError, match="name more settings"):
         run.cell()
+
+
+def lists_tested() -> dict[tuple[str, str], Share]:
+    """Return what lists named of a LeNet, by kind of data and defense."""
+    found = study(RESULTS / "list_attack.json.gz")
+    spellings = {name: spelling for spelling, name in found["settings"]["defenses"].items()}
+    rows = [each for each in found["documents"].values() if "list" in each]
+    return {
+        (row["data"].split("_")[0], spellings[row["name"]]): decode(Share, row["list"]["lists"]["random"]["share"])
+        for row in rows
+    }
+
+
+def test_lists_name_no_fewer_than_pictures_identify_in_any_published_cell() -> None:
+    """List >= picture within noise: in cells that measured both, and where one study tested lists and another pictures."""
+    listed, compared = lists_tested(), 0
+    for path in FILES:
+        for raw in cells_in(study(path)):
+            cell = decode(CellResult, raw, path.name)
+            assert check_lists(cell).level == "ok", (path.name, cell.defense.spelling)
+            share = listed.get((cell.settings.data.split("_")[0], cell.defense.spelling))
+            if share is not None and cell.settings.model == "lenet" and cell.settings.batch_size == cell.settings.rounds == 1:
+                compared += 1
+                assert share.high >= cell.identified.low, (path.name, cell.defense.spelling)
+    assert compared >= 40

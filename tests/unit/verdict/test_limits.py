@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from gradveil.errors import LeakAboveLimit, Unreliable, UsageError
 from gradveil.metrics import share_of
+from gradveil.study.codec import decode
 from gradveil.study.evidence import Gap, Power
 from gradveil.study.kept import KeptCell
 from gradveil.study.levels import Level, Levels, Listed, ListLevel, Reach
@@ -223,6 +224,13 @@ def test_everybody_who_tried_counts_for_a_level() -> None:
     found = with_levels(label=level(0, reached=(weak,)))
     assert outcome("label>0.05", with_levels(label=level(0))) == ([], 0)
     assert outcome("label>0.05", found) == ([], 3)
+    (doubt,) = compare([parse_limit("label>0.05")], [found]).doubts
+    assert "the attacker 'few' had time for 20 of them" in doubt and "audit at least" not in doubt, "more records cure nothing"
+    (doubt,) = compare([parse_limit("label>0.01")], [found]).doubts
+    assert "audit at least 299 labels" in doubt, "who looked at all of them shows no such limit either"
+    slow = Reach(attacker="few", share=share_of(0, 20), owners=share_of(0, 20))
+    listed = Listed(share=share_of(0, 100), owners=share_of(0, 100), reached=(slow,), size=256)
+    assert outcome("list_owner>0.05", with_levels(listed=ListLevel(lists={"random": listed}))) == ([], 3)
 
 
 def test_guessing_whether_a_record_is_listed_is_half_right() -> None:
@@ -327,3 +335,18 @@ def test_other_metrics_use_the_bound_that_is_worse_for_the_owner() -> None:
     assert outcome("psnr>22", cell("pruning", psnr=spread)) == ([], 0)
     assert outcome("mse<0.01", cell("pruning", mse=Spread(median=0.02, low=0.005, high=0.03))) == (["pruning"], 1)
     assert outcome("mse<0.001", cell("pruning", mse=Spread(median=0.02, low=0.005, high=0.03))) == ([], 0)
+
+
+def test_a_list_leaks_no_less_than_pictures_that_can_be_looked_up_on_it() -> None:
+    headline = Listed(share=share_of(0, 100), owners=share_of(0, 100), size=256)
+    leaking = replace(cell("pruning", 60), levels=Levels(listed=ListLevel(lists={"random": headline}), owners=level(60)))
+    for name, unit in (("list", "records"), ("list_owner", "owners")):
+        assert outcome(f"{name}>0.5", leaking) == ([], 3) and outcome(f"{name}>0.7", leaking) == ([], 0)
+        (doubt,) = compare([parse_limit(f"{name}>0.5")], [leaking]).doubts
+        assert f"60 of 100 {unit} identified by pictures, which can be looked up on a list" in doubt
+
+
+def test_lists_that_were_switched_off_are_no_matter_of_the_version() -> None:
+    off = replace(with_levels(label=level(1)), settings=decode(KeptCell, {"lists": "off"}))
+    (doubt,) = compare([parse_limit("list>0.5")], [off]).doubts
+    assert "lists were switched off" in doubt

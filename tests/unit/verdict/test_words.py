@@ -44,6 +44,8 @@ def test_the_verdict_says_count_share_interval_and_chance(tmp_path: Path) -> Non
     assert cell is not None
     expected = "the strongest attacker identified 15 of 16 records (94 %, 95 % interval 65–99 %); guessing would find 1 in 128"
     assert spaced(identified_sentence(cell)) == expected
+    twice = replace(cell, candidates=256, duplicates=128)
+    assert spaced(identified_sentence(twice)) == expected, "copies are one record, of which guessing may name either"
 
 
 def test_the_best_defense_has_the_lowest_upper_bound(tmp_path: Path) -> None:

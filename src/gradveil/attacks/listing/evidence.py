@@ -16,6 +16,7 @@ import torch
 from scipy.optimize import minimize
 from torch import Tensor
 
+from gradveil.attacks.listing.joint import Joint
 from gradveil.attacks.listing.presence import Presence
 
 __all__ = ["Evidence", "Ranking"]
@@ -53,6 +54,7 @@ class Evidence:
         apart: (S, N) which candidates each of those is told from: all but those that filled its update.
         draws: How often each candidate was sent through the client.
         optimal: Whether the only feature is the log-likelihood, which nothing can improve on.
+        joint: What fits all candidates of a list together, where several records are in an update; one feature more.
     """
 
     name: str
@@ -63,10 +65,20 @@ class Evidence:
     apart: Tensor
     draws: int = 0
     optimal: bool = False
+    joint: Joint | None = None
 
     def of(self, releases: Tensor) -> Evidence:
         """Return the same with one row for each of some releases, of which one may be asked about several times."""
-        return dataclasses.replace(self, features=self.features[releases])
+        joint = self.joint and dataclasses.replace(self.joint, seen=self.joint.seen[releases])
+        return dataclasses.replace(self, features=self.features[releases], joint=joint)
+
+    def _fitted_together(self, listed: Tensor, chosen: Tensor) -> Evidence:
+        """Return the same with one more feature, which depends on who else is on a list."""
+        if self.joint is None:
+            return self
+        seen, own = self.joint.shares(self.joint.seen, listed), self.joint.shares(self.joint.own, chosen)
+        features, more = torch.cat([self.features, seen[..., None]], -1), torch.cat([self.own, own[..., None]], -1)
+        return dataclasses.replace(self, features=features, own=more, joint=None)
 
     def ranking(self, listed: Tensor, own_listed: Tensor) -> Ranking:
         """Rank the candidates of each release's list.
@@ -76,9 +88,10 @@ class Evidence:
             own_listed: (N, N) which candidates would be, around each of them; the attacker's own releases are told from those.
         """
         chosen = (own_listed[self.truth] & self.apart).scatter(1, self.truth[:, None], True)
-        weights = self._weights(chosen)
-        rehearsed = (self.own @ weights).masked_fill(~chosen, float("-inf"))
-        scores = (self.features @ weights).masked_fill(~listed, float("-inf"))
+        evidence = self._fitted_together(listed, chosen)
+        weights = evidence._weights(chosen)
+        rehearsed = (evidence.own @ weights).masked_fill(~chosen, float("-inf"))
+        scores = (evidence.features @ weights).masked_fill(~listed, float("-inf"))
         share = float(_named(rehearsed, self.truth).double().mean()) if len(self.truth) else None
         return Ranking(scores=scores, rehearsed=share, presence=Presence.learned(rehearsed, self.truth))
 

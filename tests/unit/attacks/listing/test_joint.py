@@ -1,0 +1,33 @@
+"""All candidates of a batch are fitted together: what adds up to the update is found, beside others who are not on the list."""
+
+from __future__ import annotations
+
+import torch
+
+from gradveil.attacks.listing.client import joined
+from gradveil.attacks.listing.joint import Joint
+from gradveil.audit.lists import Pool, list_seed
+from tests.unit.audit.small import make_subject
+
+
+def test_the_records_of_an_undefended_batch_are_found_and_nobody_else() -> None:
+    subject = make_subject(records=16, batch_size=8)
+    pool = Pool.of(subject, 40)
+    seen = [target.observation for target in subject.targets]
+    joint = Joint.of(seen, [joined(seen[1])], pool.hypotheses(list_seed(subject), 8))
+    assert joint is not None
+    everyone = torch.ones(2, 40, dtype=torch.bool)
+    assert torch.allclose(joint.own[0], joint.seen[1])
+    shares = joint.shares(joint.seen, everyone)
+    for row, batch in zip(shares, pool.batches, strict=True):
+        assert set(row.topk(8).indices.tolist()) == set(batch)
+        assert float(row.sum() - row[list(batch)].sum()) < 1e-6 * float(row.sum())
+    hidden = everyone.clone()
+    hidden[:, pool.batches[0][0]] = False
+    assert float(joint.shares(joint.seen, hidden)[0, pool.batches[0][0]]) == 0, "who is not on the list gets nothing"
+
+
+def test_embeddings_are_no_sums_over_records() -> None:
+    subject = make_subject(records=8, batch_size=4, cut="cut1", ensemble="quick")
+    pool = Pool.of(subject, 12)
+    assert Joint.of([target.observation for target in subject.targets], [], pool.hypotheses(list_seed(subject), 4)) is None
