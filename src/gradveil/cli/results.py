@@ -47,7 +47,7 @@ def print_results(run: Run) -> None:
 
 
 def _print_whole(table: Table, out: Console) -> None:
-    """Print a table as wide as it must be: cut to the screen it would lose its last column, the verdict."""
+    """Print a table as wide as it must be: cut to the screen it would lose its last columns."""
     from rich.measure import Measurement
 
     needed = Measurement.get(out, out.options.update(width=WIDEST), table).maximum
@@ -72,8 +72,9 @@ def _table(setting: Setting) -> Table:
     owned = any(level_of(cell, "owner").share is not None for cell in setting.cells)
     levels = (*LEVELS, *(("owner",) if owned else ()))
     told = any(cell.gap is not None for cell in setting.cells)
-    searched = ("search failed", "info gone") if told else ()
-    columns = (*levels, "plain", "informed", *searched, "PSNR", "null PSNR", *more, "verdict")
+    searched = ("search\nfailed", "info\ngone") if told else ()
+    columns = (*levels, "plain", "informed", *searched, "PSNR", "null\nPSNR", *more)
+    table.add_column("verdict", min_width=18, max_width=20)
     for name in columns:
         table.add_column(name, justify="left", no_wrap=True)
     for cell in setting.cells:
@@ -81,6 +82,7 @@ def _table(setting: Setting) -> Table:
         status = status_of(cell, setting.undefended).value
         table.add_row(
             cell.defense.spelling,
+            f"{status}{' *' if cell.warnings and not cell.failures else ''}",
             *(_level(level_of(cell, name)) for name in levels),
             _count(cell.plain),
             _count(cell.informed),
@@ -89,7 +91,6 @@ def _table(setting: Setting) -> Table:
             db(cell.bar.psnr.value if cell.bar.psnr else None),
             *((_accuracy(cell), points(cell.utility.difference if cell.utility else None)) if trained else ()),
             *((_invre(cell),) if scored else ()),
-            f"{status}{' *' if cell.warnings and not cell.failures else ''}",
         )
     return table
 
@@ -105,14 +106,14 @@ def _accuracy(cell: CellResult) -> str:
 
 
 def _level(view: View) -> str:
-    """Return what was got at a level, with interval and null; a dash where nobody looked, which a line below explains."""
+    """Return what was got at a level, its null, and below its interval; a dash where nobody looked, as a line below explains."""
     from gradveil.verdict.numbers import interval, percent
 
     share = view.share
     if share is None:
         return "–"
-    null = "" if view.null is None else f" null {percent(view.null.value)}"
-    return f"{share.count}/{share.n} [{interval(share.low, share.high)}]{null}"
+    null = "" if view.null is None else f"  null {percent(view.null.value)}"
+    return f"{share.count}/{share.n}{null}\n[{interval(share.low, share.high)}]"
 
 
 def _searched(cell: CellResult) -> tuple[str, str]:

@@ -132,6 +132,7 @@ def _environment() -> Environment:
     made.filters["score"] = lambda value: numbers.MISSING if value is None else f"{value:.3f}"
     made.filters["error"] = lambda value: numbers.MISSING if value is None else f"{value:.2g}"
     made.filters["sentence"] = words.sentence
+    made.filters["short"] = lambda text: text.partition(":")[0]
     made.filters["spaced"] = lambda text: str(text).replace("_", " ")
     made.globals.update(
         count=numbers.count,
@@ -142,6 +143,7 @@ def _environment() -> Environment:
         level_rows=level_words.level_rows,
         power_words=level_words.power_words,
         gap_words=level_words.gap_words,
+        list_words=level_words.list_words,
         gain_words=level_words.gain_words,
     )
     return made

@@ -88,7 +88,7 @@ def parse_limit(text: str, known: Sequence[str] = tuple(METRICS)) -> Limit:
         raise UsageError(f"cannot read the limit {text!r}; write it as {right}")
     metric, defense, sign, number, percent = found.groups()
     if metric not in known:
-        raise UsageError(f"the limit {text!r} names no metric that can be limited here{suggest(metric, known)}, as in {example}")
+        raise UsageError(f"the limit {text!r} names no metric that can be limited here, as in {example}{suggest(metric, known)}")
     higher = METRICS[metric]
     if sign != (">" if higher else "<"):
         right = f"{metric}{'>' if higher else '<'}{number}{percent}"

@@ -182,15 +182,16 @@ class Attackers:
         whole(1),
         "how many records are attacked",
         section="audit",
-        docs="how many records are attacked; 73 with none identified show less than 5 %",
+        docs="how many records are attacked; 59 with none identified hold a limit of 5 %",
     )
     ensemble: str = key(
         "quick",
         named,
-        "named ensemble (quick, standard) or one attack; a list compares them",
+        "named ensemble (quick, standard, strong) or one attack; a list compares them",
         section="audit",
         axis=True,
-        docs="`quick`, `standard`, a version such as `quick-1`, or one attack such as `inverting_gradients(steps=500)`",
+        docs="`quick`, `standard`, `strong` (for a GPU), a version such as `quick-1`, "
+        "or one attack such as `inverting_gradients(steps=500)`",
     )
     steps: int = key(0, whole(0), "cap on optimisation steps per recipe; 0 leaves the ensemble's own", section="audit")
     execution: str = key(

@@ -10,11 +10,11 @@ from gradveil.study.results import CellResult
 from gradveil.verdict.levels import LEVELS, View, level_of, levels_of
 from gradveil.verdict.numbers import NBSP, count, interval, percent, significant
 
-__all__ = ["gain_words", "gap_words", "level_rows", "not_tried", "power_words", "strength_lines", "view_words"]
+__all__ = ["gain_words", "gap_words", "level_rows", "list_words", "not_tried", "power_words", "strength_lines", "view_words"]
 
 HALF = 0.5
 SURE = 0.05
-UNMEASURED = "Power not measured: nobody looked how strong these attackers are against this defense."
+UNMEASURED = "Power not measured: nobody looked how strong these attackers are here; --power does."
 
 
 def view_words(view: View) -> str:
@@ -102,6 +102,20 @@ def gap_words(cell: CellResult) -> str:
         f"Search told from information: for {failed.count} of {failed.n} records the search failed (the truth explains the "
         f"update better than what was found), for {gone.count} a wrong picture explains it as well as the truth"
     )
+
+
+def list_words(cell: CellResult) -> str:
+    """Say how strong who holds a list was shown to be, and what that means for other lists; empty where nobody held one."""
+    listed = cell.levels.listed.headline if cell.levels is not None and cell.levels.listed is not None else None
+    rehearsed = [reach.rehearsed for reach in listed.reached if reach.rehearsed is not None] if listed is not None else []
+    if listed is None or not rehearsed:
+        return ""
+    told = f"Of releases of their own, attackers who hold a list of {listed.size} named up to {percent(max(rehearsed))}"
+    found = listed.sensitivity
+    if found is None or not {"10", "1000000"} <= found.at.keys():
+        return told
+    least = "at least " if found.d is None else "about "
+    return f"{told}; among 10 candidates expect {least}{percent(found.at['10'])}, among a million {percent(found.at['1000000'])}"
 
 
 def gain_words(gain: Paired | None) -> str:

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import json
+import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from gradveil.cli import main
-from gradveil.report import write_report
+from gradveil.report import render, write_report
+from gradveil.study.levels import Listed, ListLevel, Reach, Sensitivity
 from gradveil.study.load import load_run
+from gradveil.verdict.level_words import list_words
 from gradveil.verdict.recommend import Requirements, recommend
-from gradveil.verdict.status import choose_headline
+from gradveil.verdict.status import Status, choose_headline
 from gradveil.verdict.words import headline_sentence
 from tests.unit.report.example_results import DEFENSES, Example, make_results
 from tests.unit.report.test_report_page import read
@@ -41,6 +45,35 @@ def test_what_was_not_tried_is_said(tmp_path: Path) -> None:
     assert "Its label not measured" in first and "power not measured" in first
     with_all = first_screen(tmp_path / "all", levels=True)
     assert "(power)" not in with_all and "did not look" not in with_all
+
+
+def test_what_was_not_tried_stands_before_the_numbers_and_every_status_has_a_sign(tmp_path: Path) -> None:
+    first = first_screen(tmp_path)
+    above = first[: first.index("Its label")]
+    assert "Not tried: labels; an attacker who holds a list of candidates; how strong these attackers are" in above
+    assert "broken" in above, "the status stands on the card"
+    style = (Path(render.__file__).parent / "templates" / "report.css").read_text(encoding="utf-8")
+    signs = dict(re.findall(r"\.chip\.([a-z-]+)::before { content: \"(.)\"", style))
+    names = {status.name.lower().replace("_", "-") for status in Status} - {"no-verdict", "untested"}
+    assert signs.keys() == names and len(set(signs.values())) == len(names)
+
+
+def test_who_holds_a_list_says_how_strong_they_are(tmp_path: Path) -> None:
+    (tmp_path / "run").mkdir()
+    cell = load_run(make_results(tmp_path / "run", levels=True)).cells[0]
+    assert cell.levels is not None and cell.levels.listed is not None and list_words(cell) == ""
+    reach = Reach(attacker="generic", share=cell.identified, rehearsed=0.22)
+    at = {"10": 0.77, "1000000": 0.0069}
+    for d, word in ((2.3, "about"), (None, "at least")):
+        listed = Listed(
+            share=cell.identified, attacker="generic", reached=(reach,), size=256, sensitivity=Sensitivity(d=d, low=1.8, at=at)
+        )
+        strong = replace(cell, levels=replace(cell.levels, listed=ListLevel(lists={"random": listed})))
+        told = list_words(strong).replace("\u00a0", " ")
+        assert told == (
+            "Of releases of their own, attackers who hold a list of 256 named up to 22 %; "
+            f"among 10 candidates expect {word} 77 %, among a million 0.7 %"
+        )
 
 
 def test_table_and_chart_have_every_level(tmp_path: Path) -> None:
@@ -74,7 +107,7 @@ def test_the_strongest_attacker_is_the_same_everywhere(tmp_path: Path) -> None:
     assert headline_sentence(headline).endswith("with the best defense of this run, 9 of 16")
     page = write_report(tmp_path)
     text = read(page).text
-    assert "the strongest attacker identified 9 of 16 records" in text and "1 of 16 records (" not in text
+    assert "The strongest attacker identified 9 of 16 records" in text and "1 of 16 records (" not in text
     assert "gaussian_noise(std=0.1): 56" in page.read_text(encoding="utf-8").replace("\u00a0", " "), "the chart's description"
     answer = recommend(run, Requirements(max_accuracy_drop=90.0)).as_dict()
     assert [each["identified"]["count"] for each in answer["candidates"]] == [9]
@@ -87,9 +120,10 @@ def test_the_command_line_shows_every_level(tmp_path: Path, monkeypatch: Any, ca
     run = load_run(make_results(tmp_path, levels=True, owners=True))
     print_results(run)
     said = capsys.readouterr().out.replace("\u00a0", " ")
-    assert "label" in said and "16/16 [81–100 %] null 25 %" in said and "4/4 [51–100 %] null 25 %" in said
-    header = next(line for line in said.splitlines() if "search failed" in line)
-    places = [header.index(name) for name in ("search failed", "info gone")]
+    for words in ("label", "16/16  null 25 %", "[81–100 %]", "4/4  null 25 %", "[51–100 %]"):
+        assert words in said, words
+    header = next(line for line in said.splitlines() if "search" in line and "info" in line)
+    places = [header.index(name) for name in ("search", "info")]
     noisy = next(line for line in said.splitlines() if line.startswith(" gaussian_noise(std=0.1)"))
     assert [noisy[place : place + 5].strip() for place in places] == ["7/16", "8/16"], "both shares stand on the row"
     assert "all defenses: These attackers (quick-1) were shown to win" in " ".join(said.split())
