@@ -84,9 +84,16 @@ class Joint:
         found = torch.zeros_like(listed, dtype=torch.float64)
         for row, (release, shown) in enumerate(zip(releases, listed, strict=True)):
             places = shown.nonzero().flatten()
-            fitted, _ = nnls(self.columns[:, places].numpy(), release.numpy(), maxiter=50 * len(places))
-            found[row, places] = torch.from_numpy(fitted)
+            found[row, places] = _fitted(self.columns[:, places], release)
         return found
+
+
+def _fitted(columns: Tensor, release: Tensor) -> Tensor:
+    try:
+        shares, _ = nnls(columns.numpy(), release.numpy(), maxiter=50 * columns.shape[1])
+    except RuntimeError:  # it did not settle; without the bound it always does
+        return torch.linalg.lstsq(columns, release[:, None], driver="gelsd").solution[:, 0].clamp_min(0)
+    return torch.from_numpy(shares)
 
 
 def _of_length_one(rows: Tensor) -> Tensor:

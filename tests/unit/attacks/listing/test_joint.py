@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+import pytest
 import torch
 
+from gradveil.attacks.listing import joint as joints
 from gradveil.attacks.listing.client import joined
 from gradveil.attacks.listing.joint import Joint
 from gradveil.audit.lists import Pool, list_seed
@@ -25,6 +29,18 @@ def test_the_records_of_an_undefended_batch_are_found_and_nobody_else() -> None:
     hidden = everyone.clone()
     hidden[:, pool.batches[0][0]] = False
     assert float(joint.shares(joint.seen, hidden)[0, pool.batches[0][0]]) == 0, "who is not on the list gets nothing"
+
+
+def test_a_fit_that_does_not_settle_is_made_without_its_bound(monkeypatch: pytest.MonkeyPatch) -> None:
+    def endless(*_: Any, **__: Any) -> None:
+        raise RuntimeError("Maximum number of iterations reached.")
+
+    monkeypatch.setattr(joints, "nnls", endless)
+    columns = torch.eye(4, dtype=torch.float64).triu()
+    fitted = Joint(columns, torch.tensor([[0.0, 2.0, 0.0, -1.0]]).double(), columns).shares(
+        torch.tensor([[0.0, 2.0, 0.0, -1.0]]).double(), torch.ones(1, 4, dtype=torch.bool)
+    )
+    assert torch.equal(fitted, torch.tensor([[0.0, 2.0, 0.0, 0.0]]).double())
 
 
 def test_embeddings_are_no_sums_over_records() -> None:
