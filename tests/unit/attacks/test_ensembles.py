@@ -200,7 +200,7 @@ def test_the_patient_ensemble_takes_four_times_the_steps_twice_the_starts_and_ev
         for name, factor in (("steps", 4), ("restarts", 2)):
             assert getattr(more.attack, name, 0) == factor * getattr(one.attack, name, 0)
     assert sum(set(more.stances) == set(STANCES) for more in strong) == 6
-    assert resolve("strong", "embedding").name == "strong-1"
+    assert resolve("strong", "update").name == "strong-1" and resolve("strong", "embedding").name == "embedding-strong-1"
 
 
 def test_rounds_are_taken_one_by_one_where_a_defense_draws_anew() -> None:

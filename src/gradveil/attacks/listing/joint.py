@@ -92,7 +92,8 @@ def _fitted(columns: Tensor, release: Tensor) -> Tensor:
     try:
         shares, _ = nnls(columns.numpy(), release.numpy(), maxiter=50 * columns.shape[1])
     except RuntimeError:  # it did not settle; without the bound it always does
-        return torch.linalg.lstsq(columns, release[:, None], driver="gelsd").solution[:, 0].clamp_min(0)
+        unbounded: Tensor = torch.linalg.lstsq(columns, release[:, None], driver="gelsd").solution[:, 0]
+        return unbounded.clamp_min(0)
     return torch.from_numpy(shares)
 
 
