@@ -61,3 +61,8 @@ def test_a_stale_table_is_noticed() -> None:
     assert "`source`" in fill_page(page) != page
     stale = "<!-- study: first_light_audit -->\n| `none` | 15 of 16 |\n<!-- end -->\n"
     assert "| `none` | 16 of 16 (81–100 %), null 22 % |" in fill_studies(stale, RESULTS) != stale
+
+
+def test_an_example_of_a_mark_stays_an_example() -> None:
+    example = "    <!-- study: first_light_audit -->\n    <!-- end -->\n"
+    assert fill_studies(example, RESULTS) == example

@@ -24,7 +24,8 @@ from gradveil.verdict.levels import View, level_of
 
 __all__ = ["fill_studies", "table_of_studies"]
 
-MARK = re.compile(r"(<!-- study: ([\w, #-]+?) -->\n).*?(<!-- end -->)", re.DOTALL)
+MARK = re.compile(r"^(<!-- study: ([\w, #-]+?) -->\n).*?(^<!-- end -->)", re.DOTALL | re.MULTILINE)
+"""At the start of a line: an indented mark is an example of one."""
 MISSING = "–"
 BASELINE = "none"
 AFTERWARDS = "lpips.json"

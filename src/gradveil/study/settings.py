@@ -19,6 +19,7 @@ DEFAULT_DEFENSES = (
     "data_noise(std=0.1)",
     "clipping(bound=1.0) + gaussian_noise(std=0.001)",
     "pruning(rate=0.9)",
+    "svdefense",
 )
 """What the built-in example compares."""
 
