@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from gradveil.report.study_tables import table_of_studies
+from gradveil.run.ladders import expand_defense
 from gradveil.storage.study_file import as_folder, read_study, write_study
 from gradveil.study.load import load_run
 from gradveil.study.published import BEFORE, Study, load_study
@@ -25,10 +26,16 @@ def family(ensemble: str) -> str:
     return re.sub(r"-\d+$", "", ensemble)
 
 
+def whole(defense: str) -> str:
+    """Return the spelling with all settings: published cells have it, older ones as it was asked for."""
+    (spelling,) = expand_defense(defense)
+    return spelling
+
+
 def planned(study: Study) -> set[Point]:
     """Return what a study asks for, without looking for its files."""
     return {
-        (model, defense, family(ensemble), size, steps, plan.records, plan.steps, plan.seed)
+        (model, whole(defense), family(ensemble), size, steps, plan.records, plan.steps, plan.seed)
         for plan in study.plans
         for model, defense, ensemble, size, steps in itertools.product(
             plan.model, plan.defense, plan.ensemble, plan.batch_size, plan.local_steps
@@ -69,9 +76,9 @@ def test_a_study_asks_for_what_its_results_hold(file: Path) -> None:
     if not isinstance(study, Study):
         pytest.skip("a script says what is asked for")
     content = read_study(path)
-    names = ("records", "steps", "seed")
+    sizes = ("batch_size", "local_steps", "records", "steps", "seed")
     found = {
-        (c["model"], c["defense"], family(c["ensemble"]), c["batch_size"], c["local_steps"], *(c.get(name, 0) for name in names))
+        (c["model"], whole(c["defense"]), family(c["ensemble"]), *(c.get(name, 0) for name in sizes))
         for c in (cell["cell"] for cell in content.get("cells", []))
     }
     # A cell that is kept as a document is asked for too, by one of the grids.

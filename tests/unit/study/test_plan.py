@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from gradveil.defenses import DEFENSES, build_defense
 from gradveil.errors import DefenseOrder, UsageError
-from gradveil.run.grid import cells_of, check_inputs, check_plan, sources_of
+from gradveil.run.grid import cells_of, check_inputs, check_plan, defenses_of, sources_of
 from gradveil.run.ladders import expand_defense
 from gradveil.study.cell import CELL_FORMAT, OF_EPOCHS, Cell
 from gradveil.study.document import KEYS, SECTIONS, toml_text
@@ -46,7 +46,8 @@ def one_sentence(text: str) -> str:
 
 def test_the_default_plan_is_what_make_audit_runs() -> None:
     cells = cells_of(Plan.default())
-    assert [cell.defense for cell in cells] == list(DEFAULT_DEFENSES)
+    assert [cell.defense for cell in cells] == defenses_of(Plan.default())
+    assert len(cells) == len(DEFAULT_DEFENSES)
     assert {(cell.data, cell.model, cell.ensemble, cell.batch_size) for cell in cells} == {("photos", "lenet", "quick", 1)}
     assert all(cell.records >= 16 for cell in cells)
 
