@@ -34,7 +34,7 @@ from gradveil.attacks.engine.labels import (
 from gradveil.learning.embedding import EmbeddingLearner
 from gradveil.records import Knowledge, Observation
 
-__all__ = ["MOST_HYPOTHESES", "Belief", "informed_belief", "label_hypotheses", "uses_labels_of_defense"]
+__all__ = ["LOOKED_AT", "MOST_HYPOTHESES", "Belief", "informed_belief", "label_hypotheses", "uses_labels_of_defense"]
 
 T = TypeVar("T")
 
@@ -52,6 +52,8 @@ MOST_PICTURES = 8
 SKETCH = 1024
 """Entries of each tensor that stand for it when releases are compared."""
 TINY = 1e-300
+LOOKED_AT = 8
+"""Releases that must bear out that a bias which looks untouched is."""
 FIRST_DRAW = 10_000_000
 """Draws of the client's randomness beyond those that searches make."""
 
@@ -96,7 +98,7 @@ def label_hypotheses(observation: Observation, stance: str, context: AttackConte
 def informed_belief(observation: Observation, context: AttackContext, *, ask_author: bool = True) -> Belief:
     """Return what an attacker who can run the defended client believes about the labels.
 
-    Cost: nothing where the last bias arrived as it was; else up to 64 updates of the client and, where rows do not tell, two more
+    Cost: eight updates of the client where the last bias arrived as it was; else up to 64 updates of the client and, where rows do not tell, two more
     per class (about 192 in all with few classes), once for all updates of one client.
 
     Args:
@@ -107,11 +109,13 @@ def informed_belief(observation: Observation, context: AttackContext, *, ask_aut
     if observation.classes == 0 or isinstance(observation.learner, EmbeddingLearner):
         return Belief.certain(recover_labels(observation))
     alone = observation.clearest
-    told = label_scores(observation, informed=ask_author)
-    if told is None or context.simulate is None or plainly_certain(alone):
-        ask = ask_author and not plainly_certain(alone)
+    told, certain = label_scores(observation, informed=ask_author), plainly_certain(alone)
+    if told is None or context.simulate is None:
+        ask = ask_author and not certain
         return Belief.certain(recover_labels(observation if ask else alone, informed=ask))
     lessons = _simulated(observation, context)
+    if certain and lessons.plain_is_right():
+        return Belief.certain(recover_labels(alone))
     if observation.examples > 1:
         return lessons.belief_in_counts(alone)
     device = next(iter(alone.update.weights.values())).device
@@ -175,6 +179,18 @@ class _Simulated:
         sent = self._context.simulate(self._pictures[rows], labels.to(self._pictures.device), FIRST_DRAW + draw)[self._round]
         update = dataclasses.replace(self._seen.updates[self._round], weights=sent)
         return self._seen.clearest.replace(updates=(update,))
+
+    def plain_is_right(self) -> bool:
+        """Whether a bias that leaves no doubt tells the label, in a few releases whose labels are known."""
+        return self._once("plain", self._look)
+
+    def _look(self) -> bool:
+        labels = torch.randint(self._seen.classes, (LOOKED_AT, 1), generator=torch.Generator().manual_seed(0))
+        for index, own in enumerate(labels):
+            sent = self._release(index, own, index)
+            if plainly_certain(sent) and int(recover_labels(sent)) != int(own):
+                return False
+        return True
 
     # One example: which row is the label's.
 

@@ -14,7 +14,7 @@ from torch import Tensor
 from gradveil.adversary import OpenAdversary
 from gradveil.attacks import AttackContext
 from gradveil.attacks.engine import matching
-from gradveil.attacks.engine.label_belief import MOST_HYPOTHESES, informed_belief, label_hypotheses
+from gradveil.attacks.engine.label_belief import LOOKED_AT, MOST_HYPOTHESES, informed_belief, label_hypotheses
 from gradveil.attacks.engine.label_counts import plausible_counts
 from gradveil.attacks.engine.label_rows import fit_rows
 from gradveil.attacks.engine.labels import plainly_certain, recover_labels
@@ -22,6 +22,7 @@ from gradveil.attacks.engine.matching import Recipe, run_recipe
 from gradveil.attacks.engine.optimisers import Adam
 from gradveil.attacks.inverting_gradients import InvertingGradients
 from gradveil.attacks.referee import Referee
+from gradveil.defenses.base import ClientView, Defense, DefenseCard, State
 from gradveil.learning import Learner, loss_by_name
 from gradveil.models import build_model
 from gradveil.randomness import Seed
@@ -127,12 +128,16 @@ def test_under_censor_plain_and_informed_search_with_different_labels() -> None:
     assert hits["informed"] == 8 and hits["plain"] < 6
 
 
-def test_an_untouched_bias_costs_no_simulation_and_gives_the_label_it_always_gave() -> None:
-    def refuse(inputs: Tensor, targets: Tensor, draw: int) -> tuple[Named, ...]:
-        raise AssertionError("the client was run though nothing was in doubt")
+def test_an_untouched_bias_costs_a_few_looks_and_gives_the_label_it_always_gave() -> None:
+    defense, calls = "soteria(rate=0.5)", []
+    seen = observe(make_learner(), make_batch(), defense)
+    simulate = simulator(seen.learners, defense)
 
-    seen = observe(make_learner(), make_batch(), "soteria(rate=0.5)")
-    context = make_context(simulate=refuse)
+    def counted(inputs: Tensor, targets: Tensor, draw: int) -> tuple[Named, ...]:
+        calls.append(draw)
+        return simulate(inputs, targets, draw)
+
+    context = make_context(simulate=counted)
     assert plainly_certain(seen)
     assert torch.equal(label_hypotheses(seen, "informed", context), recover_labels(seen)[None])
     recipe = Recipe(name="test", steps=3, stance="informed")
@@ -140,6 +145,41 @@ def test_an_untouched_bias_costs_no_simulation_and_gives_the_label_it_always_gav
     known = seen.replace(labels=make_batch().targets, threat=ThreatModel(knows=ORDINARY | {Knowledge.LABELS}))
     (given,) = run_recipe(recipe, [known], context)
     assert torch.equal(found.inputs, given.inputs) and found.best_loss == given.best_loss and found.hypothesis == 0
+    assert len(calls) == LOOKED_AT, "asked once for all updates of a client"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Moves(Defense):
+    """Moves the entries of the last bias, and with them its rows, to other classes; its author says nothing."""
+
+    card = DefenseCard(
+        name="moves", summary="Moves.", cost="none", weakness="releases", acts_on=("update",), ladder=({},), random=True
+    )
+    how: str = "next"
+
+    def protect_update(self, update: Update, view: ClientView, state: State) -> tuple[Update, State]:
+        names = list(update.weights)[-2:]
+        count = len(update.weights[names[1]])
+        order = torch.randperm(count, generator=view.generator("places")) if self.how == "bias" else torch.arange(count).roll(1)
+        moved = {name: update.weights[name][order] for name in (names[1:] if self.how == "bias" else names)}
+        return update.replace(weights={**update.weights, **moved}), state
+
+
+@pytest.mark.parametrize("how", ["next", "bias"])
+def test_a_bias_that_looks_untouched_and_names_another_class_fools_nobody_who_runs_the_client(how: str) -> None:
+    """One negative entry and a sum of zero, in the wrong place: every search ran with a wrong label and was sure of it."""
+    defense = f"tests.unit.attacks.engine.test_label_belief:Moves(how={how!r})"
+    learner, context, plain, right, covered = many_classes(10), None, 0, 0, 0
+    for index in range(10):
+        batch = one(label=index, seed=index)
+        seen, fresh = scene(learner, batch, defense, seed=index)
+        context = context or fresh
+        assert plainly_certain(seen)
+        belief = informed_belief(seen, context, ask_author=False)
+        plain += recover_labels(seen).tolist() == batch.targets.tolist()
+        right += belief.best.tolist() == batch.targets.tolist()
+        covered += bool((belief.hypotheses == batch.targets).any())
+    assert plain <= 3 and right >= 8 and covered >= 9, (plain, right, covered)
 
 
 def test_among_many_classes_dgp_hides_the_label_from_the_last_layer_but_not_from_releases_of_ones_own() -> None:
