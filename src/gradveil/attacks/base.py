@@ -221,7 +221,26 @@ def launch(attack: Attack, observations: Sequence[Observation], context: AttackC
     guard.watch(observations)
     candidates = attack.run(observations, context)
     guard.check(observations, card.name)
+    _check_answers(candidates, len(observations), card.name)
     return [_presentable(candidate, observations[candidate.target]) for candidate in candidates]
+
+
+def _check_answers(candidates: object, count: int, name: str) -> None:
+    """Refuse answers that leave an observation out: whoever answers for some alone could choose the easy ones."""
+    if not isinstance(candidates, (list, tuple)) or not all(isinstance(each, Reconstruction) for each in candidates):
+        raise UsageError(f"attack {name!r} returned {type(candidates).__name__}; `run` returns a list of Reconstruction")
+    lost = next((each.target for each in candidates if not 0 <= each.target < count), None)
+    if lost is not None:
+        raise UsageError(f"attack {name!r} answered for observation {lost} of {count}; `target` counts them from 0")
+    answered: dict[tuple[str, str], set[int]] = {("", ""): set()} if not candidates else {}
+    for each in candidates:
+        answered.setdefault((each.recipe, each.stance), set()).add(each.target)
+    fewest = min(len(own) for own in answered.values())
+    if fewest < count:
+        raise UsageError(
+            f"attack {name!r} answered for {fewest} of {count} observations; every recipe returns a candidate for each of them, "
+            "however poor"
+        )
 
 
 def _presentable(candidate: Reconstruction, observation: Observation) -> Reconstruction:
@@ -230,8 +249,13 @@ def _presentable(candidate: Reconstruction, observation: Observation) -> Reconst
         raise UsageError(
             f"attack recipe {candidate.recipe!r} returned shape {tuple(candidate.inputs.shape)}, expected {expected}"
         )
-    inputs = torch.nan_to_num(candidate.inputs.detach(), nan=0.5, posinf=1.0, neginf=0.0).clamp(0, 1).contiguous()
-    candidate = candidate.replace(inputs=inputs)
+    if len(candidate.targets) != observation.examples:
+        raise UsageError(
+            f"attack recipe {candidate.recipe!r} returned {len(candidate.targets)} labels, expected {observation.examples}"
+        )
+    found = candidate.inputs.detach()
+    inputs = torch.nan_to_num(found, nan=0.5, posinf=1.0, neginf=0.0).clamp(0, 1).contiguous()
+    candidate = candidate.replace(inputs=inputs, status=candidate.status if bool(found.isfinite().all()) else "not finite")
     if candidate.stance != "informed" or candidate.unfinished is not None:
         return candidate
     finished = observation.adversary.finish(candidate, observation)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
@@ -49,6 +50,7 @@ def test_answers_are_made_presentable() -> None:
     ugly[0, 0, 0, :4] = torch.tensor([float("nan"), float("inf"), -float("inf"), 7.0])
     (candidate,) = launch(Scripted(answer=lambda _: ugly), [observe(make_learner(), make_batch())], make_context())
     assert candidate.inputs[0, 0, 0, :4].tolist() == [0.5, 1.0, 0.0, 1.0]
+    assert candidate.status == "not finite", "so that a check can say it"
 
 
 def test_the_informed_attacker_has_the_last_word() -> None:
@@ -64,6 +66,40 @@ def test_the_informed_attacker_has_the_last_word() -> None:
 def test_a_wrong_shape_is_named() -> None:
     with pytest.raises(UsageError, match=r"returned shape \(2, 8, 8\), expected \(1, 2, 8, 8\)"):
         launch(Scripted(answer=lambda _: one()[0]), [observe(make_learner(), make_batch())], make_context())
+
+
+@dataclass(frozen=True, kw_only=True)
+class Answers(Attack):
+    """An attack that returns what it is told to, sense or not."""
+
+    card: ClassVar[AttackCard] = AttackCard(name="answers", summary="Returns what it is told.")
+    answer: object
+
+    def run(self, observations: Sequence[Observation], context: AttackContext) -> list[Reconstruction]:
+        return self.answer  # type: ignore[return-value]
+
+
+def mine(target: int, recipe: str = "mine", labels: int = 1) -> Reconstruction:
+    return Reconstruction(one(), torch.zeros(labels, dtype=torch.int64), recipe, target=target)
+
+
+@pytest.mark.parametrize(
+    ("answer", "says"),
+    [
+        (None, "returned NoneType; `run` returns a list of Reconstruction"),
+        ([one()], "returned list; `run` returns a list of Reconstruction"),
+        ([], "answered for 0 of 2 observations"),
+        ([mine(1)], "answered for 1 of 2 observations"),
+        ([mine(0), mine(1), mine(0, "other")], "answered for 1 of 2 observations"),
+        ([mine(0), mine(2)], "answered for observation 2 of 2"),
+        ([mine(0), mine(-1)], "answered for observation -1 of 2"),
+        ([mine(0), mine(1, labels=3)], "returned 3 labels, expected 1"),
+    ],
+)
+def test_answers_that_make_no_sense_get_one_sentence(answer: object, says: str) -> None:
+    seen = [observe(make_learner(), make_batch(seed=seed)) for seed in range(2)]
+    with pytest.raises(UsageError, match=re.escape(says)):
+        launch(Answers(answer=answer), seen, make_context())
 
 
 @pytest.mark.parametrize("what", ["update", "weights", "buffers"])
