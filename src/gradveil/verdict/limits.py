@@ -9,7 +9,8 @@ A limit on a share has three ends. More was hit than it allows: violated. The ex
 share is within it: it holds. Else too few records were audited to show it, and the run cannot tell. With no hit a limit g takes
 ln .05 / ln(1 - g) records, 59 for 5 %. A limit on a level that was not measured, or that attackers who never moved, a failed
 search or a capped budget say nothing about, cannot be judged either; nor one on pictures where a list names most records, or
-where the same attackers found nothing in the undefended update. Records whose search failed do not count as missed. Limits on
+where the same attackers were not seen to win: neither by power nor by breaking the undefended update. Records whose search failed
+do not count as missed. Limits on
 PSNR, SSIM and MSE are compared with the bound of the interval that is worse for the owner of the data, that on risk with the
 most a record's score can be.
 

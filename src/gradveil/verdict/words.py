@@ -121,9 +121,13 @@ def blind_to(cell: CellResult, undefended: CellResult | None) -> str:
         named = view_words(level_of(cell, "list")).replace(NBSP, " ")
         return f"the information is there, our search did not get it: {named}"
     shown = cell.power is not None and cell.power.shown
-    if not why and not shown and undefended is not None and undefended is not cell and at_the_null(undefended):
-        return "the same attackers find no more in the undefended update"
-    return why
+    if why or shown or undefended is cell:
+        return why
+    if undefended is None:
+        return "nothing shows that these attackers win anywhere; add --defense none, or --power"
+    if status_of(undefended, undefended) is not Status.BROKEN:
+        return "the same attackers do not clearly break the undefended update either"
+    return ""
 
 
 def _as_high_as(cell: CellResult) -> str:

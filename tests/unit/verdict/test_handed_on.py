@@ -140,7 +140,7 @@ def test_assessments_are_judged_model_by_model() -> None:
 def test_violations_carry_the_bound_that_was_compared() -> None:
     (found,) = compare([parse_limit("identified>0.1")], [cell("a", 30)]).violations
     assert found.bound == share_of(30, 100).low and "30 of 100 records identified" in found.sentence
-    (maybe,) = compare([parse_limit("identified>0.1")], [cell("a", 9)]).doubts
+    (maybe,) = compare([parse_limit("identified>0.1")], [cell("none", 90), cell("a", 9)]).doubts
     assert f"9 of 100 records identified, at most {share_of(9, 100).upper:.1%} (exact" in maybe
 
 
@@ -209,4 +209,4 @@ def test_a_setting_is_told_in_words(setting: dict[str, Any], words: str, tmp_pat
 
 def test_a_check_that_only_warns_is_no_failure() -> None:
     warned = cell("x", checks=(Check(name="a", level="warn", sentence="Few."),))
-    assert compare([parse_limit("identified>0.5")], [warned]).doubts == ()
+    assert compare([parse_limit("identified>0.5")], [cell("none", 90), warned]).doubts == ()

@@ -31,8 +31,14 @@ def cell(defense: str, count: int = 0, n: int = 100, fail: bool = False, **more:
     )
 
 
+def beside(*cells: CellResult) -> list[CellResult]:
+    """Return cells beside an undefended one of the same setting, which is broken, as a plan has it."""
+    bare = [] if any(each.defense.is_none for each in cells) else [replace(cell("none", 90), settings=cells[0].settings)]
+    return [*bare, *cells]
+
+
 def outcome(text: str, *cells: CellResult) -> tuple[list[str], int]:
-    found = compare([parse_limit(text)], list(cells))
+    found = compare([parse_limit(text)], beside(*cells))
     try:
         enforce(found)
     except LeakAboveLimit as error:
@@ -123,10 +129,10 @@ def test_a_wrong_limit_gets_one_sentence(text: str, says: str) -> None:
 
 
 def test_a_share_above_the_limit_violates_it_and_one_that_may_be_above_cannot_be_told() -> None:
-    assert outcome("identified>0.05", cell("none"), cell("pruning", 6, 100)) == (["pruning"], 1)
-    assert outcome("identified>0.05", cell("none"), cell("pruning", 2, 100)) == ([], 3)
+    assert outcome("identified>0.05", cell("none", 90), cell("pruning", 6, 100)) == (["pruning"], 1)
+    assert outcome("identified>0.05", cell("none", 90), cell("pruning", 2, 100)) == ([], 3)
     assert outcome("identified>0.05", cell("none", 90), cell("pruning", 2, 1000)) == ([], 0)
-    assert outcome("identified>0.05", cell("none"), cell("pruning", 0, 16)) == ([], 3)
+    assert outcome("identified>0.05", cell("none", 90), cell("pruning", 0, 16)) == ([], 3)
 
 
 @given(st.floats(0.001, 0.9))
@@ -146,14 +152,14 @@ def test_fifty_nine_records_show_five_percent() -> None:
 
 
 def test_the_sentence_says_whether_more_records_could_help() -> None:
-    (few,) = compare([parse_limit("identified>0.05")], [cell("pruning", 0, 16)]).doubts
+    (few,) = compare([parse_limit("identified>0.05")], beside(cell("pruning", 0, 16))).doubts
     told = "pruning: cannot tell whether identified>0.05 holds: 0 of 16 records identified, at most 17.1% (exact one-sided 95 %)"
     assert few == f"{told}; audit at least 59 records"
-    (some,) = compare([parse_limit("identified>0.25")], [cell("pruning", 2, 16)]).doubts
+    (some,) = compare([parse_limit("identified>0.25")], beside(cell("pruning", 2, 16))).doubts
     needed = int(some.rpartition("audit at least ")[2].split()[0])
     assert needed > 16, "never fewer than were audited"
     assert outcome("identified>0.25", cell("pruning", -(-needed // 8), needed)) == ([], 0)
-    (zero,) = compare([parse_limit("identified>0")], [cell("pruning", 0, 16)]).doubts
+    (zero,) = compare([parse_limit("identified>0")], beside(cell("pruning", 0, 16))).doubts
     assert zero.endswith("no number of records shows that, so allow more")
     many = compare([parse_limit("identified>0.05")], [cell("pruning", 50, 100)]).violations[0].sentence
     assert "50 of 100 records identified" in many and "audit" not in many
@@ -164,7 +170,7 @@ def test_records_of_few_updates_show_less() -> None:
     eight = replace(cell("pruning", 0, 64), selected=Summary(identified=share_of(0, 64, 8.0)))
     assert outcome("identified>0.05", cell("pruning", 0, 64)) == ([], 0)
     assert outcome("identified>0.05", eight) == ([], 3)
-    assert "these 64 are worth 8" in compare([parse_limit("identified>0.05")], [eight]).doubts[0]
+    assert "these 64 are worth 8" in compare([parse_limit("identified>0.05")], beside(eight)).doubts[0]
 
 
 def listed(count: int) -> Listed:
@@ -271,7 +277,7 @@ def test_records_whose_search_failed_are_not_taken_for_missed() -> None:
 
     assert outcome("identified>0.05", searched(0)) == outcome("identified>0.05", searched(5)) == ([], 0)
     assert outcome("identified>0.05", searched(6)) == ([], 3), "0 of 58 may be 5.03 %"
-    (doubt,) = compare([parse_limit("identified>0.05")], [searched(20)]).doubts
+    (doubt,) = compare([parse_limit("identified>0.05")], beside(searched(20))).doubts
     assert "the search failed for 20 of 64 records" in doubt and "as high as 6.6%" in doubt
     of_embedded = replace(searched(20), levels=with_levels(label=level(0)).levels)
     assert outcome("label>0.05", of_embedded) == ([], 0), "no search is behind labels"
@@ -280,7 +286,7 @@ def test_records_whose_search_failed_are_not_taken_for_missed() -> None:
 def test_pictures_that_nobody_rebuilt_pass_no_limit_where_a_list_names_most() -> None:
     """CENSOR and signs: nothing rebuilt, everybody pointed out."""
     named = replace(cell("censor", 0, 100), levels=Levels(listed=ListLevel(lists={"random": listed(99)})))
-    (doubt,) = compare([parse_limit("identified>0.05")], [named]).doubts
+    (doubt,) = compare([parse_limit("identified>0.05")], beside(named)).doubts
     assert "the information is there, our search did not get it: 99 of 100" in doubt
     nearer = Summary(identified=share_of(0, 100), psnr=Spread(median=20.0, low=19.0, high=21.0))
     grey = Bars(psnr=Bar(null="grey", value=12.0))
@@ -293,8 +299,24 @@ def test_pictures_that_nobody_rebuilt_pass_no_limit_where_a_list_names_most() ->
 
 def test_attackers_who_do_not_break_the_undefended_update_show_no_limit() -> None:
     assert outcome("identified>0.05", cell("none", 0), cell("pruning", 0)) == ([], 3)
+    lucky = replace(cell("none", 2), bar=Bars(identified=Bar(null="derangement", value=0.01, high=0.05)))
+    assert outcome("identified>0.05", lucky, cell("pruning", 0)) == ([], 3), "a hit or two is luck"
+    assert outcome("identified>0.05", cell("none", 90, fail=True), cell("pruning", 0)) == ([], 3)
+    (doubt,) = compare([parse_limit("identified>0.05")], [lucky, cell("pruning", 0)]).doubts
+    assert "do not clearly break the undefended update either" in doubt
     assert outcome("identified>0.05", cell("none", 0), replace(cell("pruning", 0), power=Power(shown=True))) == ([], 0)
     assert outcome("identified>0.05", cell("none", 90), cell("pruning", 0)) == ([], 0)
+
+
+def test_a_limit_needs_attackers_who_were_seen_to_win() -> None:
+    """A plan without an undefended row and without power: whatever the attackers are worth, finding nobody passed."""
+    (doubt,) = compare([parse_limit("identified>0.05")], [cell("pruning", 0)]).doubts
+    assert "nothing shows that these attackers win anywhere" in doubt and "--defense none" in doubt
+    assert not compare([parse_limit("identified>0.05")], [replace(cell("pruning", 0), power=Power(shown=True))]).doubts
+    assert compare([parse_limit("identified>0.05")], [cell("pruning", 40)]).violations, "what was found, was found"
+    levels = Levels(label=level(0))
+    assert not compare([parse_limit("label>0.05")], [replace(cell("pruning", 0), levels=levels)]).doubts
+    assert not compare([parse_limit("identified>0.05")], [cell("none", 0)]).doubts, "the undefended update itself"
 
 
 def test_a_cap_that_was_shown_to_suffice_is_no_excuse() -> None:
@@ -342,7 +364,7 @@ def test_a_list_leaks_no_less_than_pictures_that_can_be_looked_up_on_it() -> Non
     leaking = replace(cell("pruning", 60), levels=Levels(listed=ListLevel(lists={"random": headline}), owners=level(60)))
     for name, unit in (("list", "records"), ("list_owner", "owners")):
         assert outcome(f"{name}>0.5", leaking) == ([], 3) and outcome(f"{name}>0.7", leaking) == ([], 0)
-        (doubt,) = compare([parse_limit(f"{name}>0.5")], [leaking]).doubts
+        (doubt,) = compare([parse_limit(f"{name}>0.5")], beside(leaking)).doubts
         assert f"60 of 100 {unit} identified by pictures, which can be looked up on a list" in doubt
 
 
