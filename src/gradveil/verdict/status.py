@@ -9,7 +9,7 @@ The status of a cell is about pictures, and compares the strongest attacker with
                                           update has the information, and our search did not get it
     untested                              nothing shows that these attackers break even the undefended update
     cannot tell                           nothing was found, and searches are why: they failed, never moved, were cut off, or won
-                                          nowhere else either
+                                          nowhere else either; or nobody looked whether a list gives records away all the same
     not broken                            no more than by the best null, no closer pictures, at least 16 records, and the same
                                           attackers were shown to win where the defense is weaker
     not identified; power not measured    the same, and nobody looked how strong these attackers are
@@ -38,6 +38,7 @@ __all__ = [
     "listed",
     "settings_of",
     "status_of",
+    "unlisted",
 ]
 
 # Fewer records than this show a leak, but not that there is none; the check `enough_records` warns below it too.
@@ -148,6 +149,12 @@ def listed(cell: CellResult) -> bool:
     return view.share is not None and view.share.low > MOST
 
 
+def unlisted(cell: CellResult) -> str:
+    """Return why nobody knows whether who holds a list points records out, which would unmake "not broken"; else nothing."""
+    view = level_of(cell, "list")
+    return "" if view.share is not None else f"nobody looked whether a list gives the records away ({view.reason})"
+
+
 def status_of(cell: CellResult, undefended: CellResult | None) -> Status:
     """Return what the cell lets us say, given the undefended cell of its setting."""
     share, bar = cell.identified, bar_of(cell)
@@ -168,7 +175,9 @@ def status_of(cell: CellResult, undefended: CellResult | None) -> Status:
         return Status.CANNOT_TELL
     if (share.effective or share.n) < ENOUGH:
         return Status.UNCLEAR
-    return Status.UNBROKEN if shown else Status.UNPROVEN
+    if not shown:
+        return Status.UNPROVEN
+    return Status.CANNOT_TELL if unlisted(cell) else Status.UNBROKEN
 
 
 def at_the_null(cell: CellResult) -> bool:

@@ -12,7 +12,7 @@ from gradveil.study.run_result import Run
 from gradveil.verdict.level_words import power_words, view_words
 from gradveil.verdict.levels import bar_of, level_of
 from gradveil.verdict.numbers import NBSP, accuracy, count, db, interval, ms, percent, points, size, times
-from gradveil.verdict.status import Headline, Status, at_the_null, cannot_tell, closer_than_null, listed, status_of
+from gradveil.verdict.status import Headline, Status, cannot_tell, closer_than_null, listed, status_of, unlisted
 
 __all__ = [
     "NULLS",
@@ -100,7 +100,7 @@ def judgement(cell: CellResult, undefended: CellResult | None) -> str:
     if status is Status.BROKEN:
         return f"Broken by {cell.ensemble}: clearly more than without the update ({_against_null(cell)})."
     if status is Status.CANNOT_TELL:
-        return f"This run cannot tell: {cannot_tell(cell)} ({_few(cell)})."
+        return f"This run cannot tell: {cannot_tell(cell) or unlisted(cell)} ({_few(cell)})."
     if status in (Status.UNBROKEN, Status.UNPROVEN):
         told = f"by {cell.ensemble} ({share.count} of {share.n} identified; {_against_null(cell)}; {_as_high_as(cell)})"
         if status is Status.UNBROKEN:

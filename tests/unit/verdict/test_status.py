@@ -31,7 +31,12 @@ SHOWN = Power(
 )
 
 
+def by_list(count: int) -> Levels:
+    return Levels(listed=ListLevel(lists={"random": Listed(share=Share.of(count, N), size=256, attacker="likelihood")}))
+
+
 def cell(count: int, spelling: str = "mine", *, psnr: float = 11.0, **more: Any) -> CellResult:
+    more = {"levels": by_list(1)} | more
     return CellResult(
         defense=Defense(spelling=spelling),
         n=N,
@@ -43,10 +48,6 @@ def cell(count: int, spelling: str = "mine", *, psnr: float = 11.0, **more: Any)
 
 
 BARE = cell(N, "none", psnr=30.0)
-
-
-def by_list(count: int) -> Levels:
-    return Levels(listed=ListLevel(lists={"random": Listed(share=Share.of(count, N), size=256, attacker="likelihood")}))
 
 
 def said(of: CellResult) -> str:
@@ -115,6 +116,24 @@ def test_what_a_list_names_is_never_called_unbroken() -> None:
     assert status_of(cell(20, levels=by_list(31)), BARE) is Status.BROKEN, "who rebuilds pictures needs no list"
 
 
+@pytest.mark.parametrize(
+    ("levels", "why"),
+    [
+        (None, "audit again"),
+        (Levels(), "audit again"),
+        (Levels(listed=ListLevel(reason="a list needs more candidates than the 40 records of an update")), "more candidates"),
+    ],
+)
+def test_nothing_is_called_unbroken_where_nobody_held_a_list(levels: Levels | None, why: str) -> None:
+    """CENSOR with lists and power: the information is there. The same with lists switched off: not broken."""
+    blind = cell(1, power=SHOWN, levels=levels)
+    assert status_of(blind, BARE) is Status.CANNOT_TELL
+    assert "nobody looked whether a list gives the records away" in said(blind) and why in said(blind)
+    off = replace(cell(1, power=SHOWN, levels=Levels()), settings=replace(KeptCell(), lists="off"))
+    assert "lists were switched off" in said(off)
+    assert status_of(cell(1, levels=levels), BARE) is Status.UNPROVEN, "without power the row claims nothing"
+
+
 def test_not_broken_says_which_level_gives_records_away_all_the_same() -> None:
     null = Bar(null="guess", value=0.004, high=1 / N)
     listed = Listed(share=Share.of(12, N), size=256, null=null)
@@ -169,7 +188,7 @@ def test_the_first_screen_says_where_a_low_count_may_be_the_attackers_doing() ->
         return headline_sentence(Headline(setting=both, settings=(both,), undefended=BARE, best=best))
 
     idle = Check(name="informed_ran", level="warn", sentence="Informed: none ran.")
-    assert first(cell(1)).endswith("with the best defense of this run, 1 of 32")
+    assert first(cell(1, levels=None)).endswith("with the best defense of this run, 1 of 32")
     assert first(cell(1, checks=(idle,))).endswith("1 of 32; this run cannot tell whether that is its doing")
 
 
@@ -185,7 +204,7 @@ def test_thirty_two_records_of_few_updates_are_too_few() -> None:
 
 
 def test_older_cells_say_what_was_not_measured() -> None:
-    label, listed, picture = levels_of(cell(3))
+    label, listed, picture = levels_of(cell(3, levels=None))
     assert view_words(label).startswith("label not measured: ") and view_words(listed).startswith("list not measured: ")
     assert view_words(picture).replace("\u00a0", " ") == "3 of 32 records identified (3–24 %), without the update 3 %"
     assert not picture.open and level_of(cell(N), "picture").open

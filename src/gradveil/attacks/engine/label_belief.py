@@ -98,7 +98,7 @@ def label_hypotheses(observation: Observation, stance: str, context: AttackConte
 def informed_belief(observation: Observation, context: AttackContext, *, ask_author: bool = True) -> Belief:
     """Return what an attacker who can run the defended client believes about the labels.
 
-    Cost: eight updates of the client where the last bias arrived as it was; else up to 64 updates of the client and, where rows do not tell, two more
+    Cost: eight updates of the client where the last bias arrived as it was; else up to 64 more and, where rows do not tell, two
     per class (about 192 in all with few classes), once for all updates of one client.
 
     Args:
