@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -34,49 +35,49 @@ def spaced(text: str) -> str:
 @pytest.mark.parametrize(
     ("said", "expected"),
     [
-        (numbers.duration(59.4), "59 s"),
-        (numbers.duration(59.6), "1 min 0 s"),
-        (numbers.duration(61), "1 min 1 s"),
-        (numbers.duration(3599), "59 min 59 s"),
-        (numbers.duration(3600), "1 h 0 min"),
-        (numbers.duration(None), "–"),
-        (numbers.significant(1.234e-5), "0.000012"),
-        (numbers.significant(1.234e-6), "1.2e-06"),
-        (numbers.significant(1.234e-6, 3), "1.23e-06"),
-        (numbers.significant(123456789.0), "123456789"),
-        (numbers.significant(1234567890.0), "1.2e+09"),
-        (numbers.significant(-0.0456, 1), "-0.05"),
-        (numbers.significant(0.0456, 3), "0.0456"),
-        (numbers.significant(None), "–"),
-        (numbers.percent(0.0005), "0.1 %"),
-        (numbers.percent(0.00049), "0 %"),
-        (numbers.percent(0.01), "1 %"),
-        (numbers.percent(0.99), "99 %"),
-        (numbers.percent(0.9996), "100 %"),
-        (numbers.percent(0.125), "13 %"),
-        (numbers.interval(None, 0.5), "interval not available"),
-        (numbers.interval(0.5, None), "interval not available"),
-        (numbers.interval(0.002, 0.7), "0.2–70 %"),
-        (numbers.size(1000), "1.0 kB"),
-        (numbers.size(123456), "123 kB"),
-        (numbers.size(5e6), "5.0 MB"),
-        (numbers.size(None), "–"),
-        (numbers.ms(999), "999 ms"),
-        (numbers.ms(1000), "1.0 s"),
-        (numbers.ms(None), "–"),
-        (numbers.times(9.994), "9.99×"),
-        (numbers.times(10.0), "10×"),
-        (numbers.times(0.0), "0.00×"),
-        (numbers.times(None), "–"),
-        (numbers.count(1, "cell is", "cells are"), "1 cell is"),
-        (numbers.count(2, "cell is", "cells are"), "2 cells are"),
-        (numbers.count(0, "record"), "0 records"),
-        (numbers.db(None), "–"),
-        (numbers.db(31.04), "31.0 dB"),
+        (lambda: numbers.duration(59.4), "59 s"),
+        (lambda: numbers.duration(59.6), "1 min 0 s"),
+        (lambda: numbers.duration(61), "1 min 1 s"),
+        (lambda: numbers.duration(3599), "59 min 59 s"),
+        (lambda: numbers.duration(3600), "1 h 0 min"),
+        (lambda: numbers.duration(None), "–"),
+        (lambda: numbers.significant(1.234e-5), "0.000012"),
+        (lambda: numbers.significant(1.234e-6), "1.2e-06"),
+        (lambda: numbers.significant(1.234e-6, 3), "1.23e-06"),
+        (lambda: numbers.significant(123456789.0), "123456789"),
+        (lambda: numbers.significant(1234567890.0), "1.2e+09"),
+        (lambda: numbers.significant(-0.0456, 1), "-0.05"),
+        (lambda: numbers.significant(0.0456, 3), "0.0456"),
+        (lambda: numbers.significant(None), "–"),
+        (lambda: numbers.percent(0.0005), "0.1 %"),
+        (lambda: numbers.percent(0.00049), "0 %"),
+        (lambda: numbers.percent(0.01), "1 %"),
+        (lambda: numbers.percent(0.99), "99 %"),
+        (lambda: numbers.percent(0.9996), "100 %"),
+        (lambda: numbers.percent(0.125), "13 %"),
+        (lambda: numbers.interval(None, 0.5), "interval not available"),
+        (lambda: numbers.interval(0.5, None), "interval not available"),
+        (lambda: numbers.interval(0.002, 0.7), "0.2–70 %"),
+        (lambda: numbers.size(1000), "1.0 kB"),
+        (lambda: numbers.size(123456), "123 kB"),
+        (lambda: numbers.size(5e6), "5.0 MB"),
+        (lambda: numbers.size(None), "–"),
+        (lambda: numbers.ms(999), "999 ms"),
+        (lambda: numbers.ms(1000), "1.0 s"),
+        (lambda: numbers.ms(None), "–"),
+        (lambda: numbers.times(9.994), "9.99×"),
+        (lambda: numbers.times(10.0), "10×"),
+        (lambda: numbers.times(0.0), "0.00×"),
+        (lambda: numbers.times(None), "–"),
+        (lambda: numbers.count(1, "cell is", "cells are"), "1 cell is"),
+        (lambda: numbers.count(2, "cell is", "cells are"), "2 cells are"),
+        (lambda: numbers.count(0, "record"), "0 records"),
+        (lambda: numbers.db(None), "–"),
+        (lambda: numbers.db(31.04), "31.0 dB"),
     ],
 )
-def test_numbers_are_spelled_to_the_edge(said: str, expected: str) -> None:
-    assert spaced(said) == expected
+def test_numbers_are_spelled_to_the_edge(said: Callable[[], str], expected: str) -> None:
+    assert spaced(said()) == expected
 
 
 def cell(defense: str, count: int = 0, n: int = 100, **more: Any) -> CellResult:
