@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from typing import Any
 
 import pytest
@@ -116,7 +117,7 @@ def test_the_end_of_each_search_is_told_row_by_row(name: str, monkeypatch: pytes
     monkeypatch.setattr(f"gradveil.attacks.{SEARCHES[name]}.optimise", marked)
     found = found_by(name)
     assert [each.status for each in found] == ["finished", "not finite", "not finite", "finished"]
-    apart = {after.steps - before.steps for before, after in zip(found, found[1:], strict=False)}
+    apart = {after.steps - before.steps for before, after in itertools.pairwise(found)}
     assert len(apart) == 1 and apart.pop() > 0
 
 
