@@ -5,13 +5,16 @@ from __future__ import annotations
 import dataclasses
 
 import numpy as np
+import pytest
 import torch
 
+from gradveil.audit import owners
 from gradveil.audit.judge import Scored, scored_images
 from gradveil.audit.owners import _others, owners_level
 from gradveil.audit.scene import Subject, build_subject
 from gradveil.data import Dataset
 from gradveil.randomness import Seed
+from gradveil.study.measures import Share
 from tests.unit.audit.small import CELL, make_subject
 
 PEOPLE, EACH = 16, 3
@@ -107,3 +110,34 @@ def test_the_null_of_owners_seeks_people_of_the_same_label() -> None:
         assert all(a != b and labels[a] == labels[b] for a, b in zip(own, drawn, strict=True))
     single = _others([0, 0, 1, 2], [0, 0, 1, 1], [0, 1, 2], np.random.default_rng(0))
     assert single is not None and single[0] == single[1] != 0 and single[2:] == [2, 1], "alone with its label: anybody else"
+
+
+@pytest.mark.parametrize(
+    ("shares", "winner"),
+    [
+        ((Share.of(4, 16), Share.of(6, 16, effective=2.0)), "b"),
+        ((Share.of(6, 16, effective=2.0), Share.of(6, 16)), "b"),
+        ((Share.of(6, 16), Share.of(4, 16)), "a"),
+    ],
+)
+def test_the_strongest_is_who_hits_most_and_then_who_does_so_most_surely(
+    shares: tuple[Share, Share], winner: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    left = iter(shares)
+    monkeypatch.setattr(owners, "_share", lambda *given: next(left))
+    level = owners_level(people(), {name: means(people()) for name in "ab"}, Seed(0))
+    assert level is not None and level.attacker == winner
+    assert [(reach.attacker, reach.share) for reach in level.reached] == list(zip("ab", shares, strict=True))
+
+
+def test_a_single_owner_is_compared_with_someone_of_the_pool_and_others_with_one_another() -> None:
+    def generator() -> np.random.Generator:
+        return np.random.default_rng(0)
+
+    for pool in ([5, 7], [5, 5, 7]):
+        assert _others([5, 5], ["a", "a"], pool, generator()) == [7, 7]
+    assert _others([5, 5], ["a", "a"], [5, 5], generator()) is None
+    drawn = {tuple(_others([5], ["a"], [5, 7, 8, 9], np.random.default_rng(seed)) or ()) for seed in range(20)}
+    assert drawn == {(7,), (8,), (9,)}
+    for labels in (["a", "a"], ["a", "b"]):
+        assert _others([5, 6], labels, [5, 6, 7, 8, 9], generator()) == [6, 5], "only who is attacked"

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -9,7 +11,7 @@ from torch import Tensor
 
 from gradveil.data import load_data, public_images
 from gradveil.defenses.shadow import adversary as shadow_adversary
-from gradveil.defenses.shadow.adversary import public_pairs
+from gradveil.defenses.shadow.adversary import ShadowAdversary, public_pairs
 from gradveil.defenses.shadow.defense import Shadow
 from gradveil.defenses.shadow.restorer import TOO_MUCH, fit_restorer
 from gradveil.learning.losses import binary_cross_entropy
@@ -146,3 +148,37 @@ def test_masks_as_labels_need_no_labels_for_the_pairs() -> None:
     own = learner(SIZE, 3, binary_cross_entropy, maps=True)
     made = public_pairs(shadow(), public(8), own, 0)
     assert bool(torch.isfinite(made).all()) and not torch.equal(made, public(8))
+
+
+def watched_noise(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Seed, int, tuple[str, ...], tuple[str, ...]]]:
+    """Note under which seed, in which round and with which state noise is drawn, and what is kept."""
+    calls = []
+    noise = Shadow.noise
+
+    def noting(self: Shadow, batch: Any, view: Any, state: Any) -> Any:
+        drawn, after = noise(self, batch, view, state)
+        marked = {**after, f"mark {view.seed.value}": torch.zeros(1)}
+        calls.append((view.seed, view.round, tuple(n for n in state if n.startswith("mark")), batch.records))
+        assert view.weights is view.learner.weights
+        return drawn, marked
+
+    monkeypatch.setattr(Shadow, "noise", noting)
+    return calls
+
+
+@pytest.mark.parametrize("when", [0, 3])
+def test_pairs_are_made_in_the_round_that_was_seen(when: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    calls = watched_noise(monkeypatch)
+    public_pairs(shadow(until=2), public(4), learner(SIZE), when)
+    assert [(seed, round_index) for seed, round_index, *_ in calls] == [(Seed(0).child("shadow's restorer"), when)]
+
+
+def test_each_of_several_shadows_has_its_own_draws_and_keeps_its_own_codes(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls = watched_noise(monkeypatch)
+    defense = shadow(latent_steps=1, fit_steps=0, foreground=0.0)
+    adversary = ShadowAdversary(defense, iterations=2, starts=3)
+    adversary.subtracted(learner(SIZE), photographs(2), torch.zeros(2, dtype=torch.long), 1)
+    root = [Seed(start).child("shadow's attacker") for start in range(3)]
+    assert [seed for seed, *_ in calls] == root * 3 and {when for _, when, *_ in calls} == {1}
+    assert [kept for _, _, kept, _ in calls] == [()] * 3 + [(f"mark {start}",) for start in range(3)] * 2
+    assert {records for *_, records in calls} == {("0", "1")}

@@ -139,3 +139,11 @@ def test_the_best_order_is_found_wherever_it_lies(sigma: float, rate: float, ste
     exact = gaussian_epsilon(math.sqrt(steps) / sigma, delta)
     found = epsilon(noise_multiplier=sigma, sampling_rate=rate, steps=steps, delta=delta)
     assert found == pytest.approx(max(0.0, min(exact, *bounds)), rel=5e-3, abs=1e-6)
+
+
+@pytest.mark.parametrize("formula", [sampled_bound, sampled_advantage])
+def test_unless_a_seed_is_given_draws_begin_at_zero(formula: Any) -> None:
+    given = {name: value for name, value in SAMPLED.items() if name != "kappa" or formula is sampled_bound}
+    assert formula(**given) == formula(**given, seed=Seed(0)) != formula(**given, seed=Seed(1))
+    assert formula(**given).samples == SAMPLED["samples"] / 2
+    assert formula(**given).estimate != formula(**given).bound

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -10,17 +11,20 @@ import pytest
 
 from gradveil.metrics import share_of
 from gradveil.risk.exposure import Assessment
+from gradveil.study.evidence import Power, Rung
+from gradveil.study.levels import Level, Levels, Listed, ListLevel
 from gradveil.study.limits import parse_limit
 from gradveil.study.load import load_run
 from gradveil.study.measures import Bar, Summary
 from gradveil.study.results import Bars, CellResult, Check, Defense
 from gradveil.study.risks import RiskRecord
 from gradveil.verdict import numbers
-from gradveil.verdict.levels import bar_of
+from gradveil.verdict.level_words import power_words
+from gradveil.verdict.levels import NO_OWNERS, OLD, bar_of, level_of
 from gradveil.verdict.limits import compare, compare_assessments, compare_risk
 from gradveil.verdict.recommend import Recommendation, Requirements, recommend
 from gradveil.verdict.status import choose_headline
-from gradveil.verdict.words import setting_words, trust
+from gradveil.verdict.words import _against_null, setting_words, trust
 from tests.unit.report.example_results import DEFENSES, FAIL, Example, make_results
 
 NONE = DEFENSES[0]
@@ -34,49 +38,49 @@ def spaced(text: str) -> str:
 @pytest.mark.parametrize(
     ("said", "expected"),
     [
-        (numbers.duration(59.4), "59 s"),
-        (numbers.duration(59.6), "1 min 0 s"),
-        (numbers.duration(61), "1 min 1 s"),
-        (numbers.duration(3599), "59 min 59 s"),
-        (numbers.duration(3600), "1 h 0 min"),
-        (numbers.duration(None), "–"),
-        (numbers.significant(1.234e-5), "0.000012"),
-        (numbers.significant(1.234e-6), "1.2e-06"),
-        (numbers.significant(1.234e-6, 3), "1.23e-06"),
-        (numbers.significant(123456789.0), "123456789"),
-        (numbers.significant(1234567890.0), "1.2e+09"),
-        (numbers.significant(-0.0456, 1), "-0.05"),
-        (numbers.significant(0.0456, 3), "0.0456"),
-        (numbers.significant(None), "–"),
-        (numbers.percent(0.0005), "0.1 %"),
-        (numbers.percent(0.00049), "0 %"),
-        (numbers.percent(0.01), "1 %"),
-        (numbers.percent(0.99), "99 %"),
-        (numbers.percent(0.9996), "100 %"),
-        (numbers.percent(0.125), "13 %"),
-        (numbers.interval(None, 0.5), "interval not available"),
-        (numbers.interval(0.5, None), "interval not available"),
-        (numbers.interval(0.002, 0.7), "0.2–70 %"),
-        (numbers.size(1000), "1.0 kB"),
-        (numbers.size(123456), "123 kB"),
-        (numbers.size(5e6), "5.0 MB"),
-        (numbers.size(None), "–"),
-        (numbers.ms(999), "999 ms"),
-        (numbers.ms(1000), "1.0 s"),
-        (numbers.ms(None), "–"),
-        (numbers.times(9.994), "9.99×"),
-        (numbers.times(10.0), "10×"),
-        (numbers.times(0.0), "0.00×"),
-        (numbers.times(None), "–"),
-        (numbers.count(1, "cell is", "cells are"), "1 cell is"),
-        (numbers.count(2, "cell is", "cells are"), "2 cells are"),
-        (numbers.count(0, "record"), "0 records"),
-        (numbers.db(None), "–"),
-        (numbers.db(31.04), "31.0 dB"),
+        (lambda: numbers.duration(59.4), "59 s"),
+        (lambda: numbers.duration(59.6), "1 min 0 s"),
+        (lambda: numbers.duration(61), "1 min 1 s"),
+        (lambda: numbers.duration(3599), "59 min 59 s"),
+        (lambda: numbers.duration(3600), "1 h 0 min"),
+        (lambda: numbers.duration(None), "–"),
+        (lambda: numbers.significant(1.234e-5), "0.000012"),
+        (lambda: numbers.significant(1.234e-6), "1.2e-06"),
+        (lambda: numbers.significant(1.234e-6, 3), "1.23e-06"),
+        (lambda: numbers.significant(123456789.0), "123456789"),
+        (lambda: numbers.significant(1234567890.0), "1.2e+09"),
+        (lambda: numbers.significant(-0.0456, 1), "-0.05"),
+        (lambda: numbers.significant(0.0456, 3), "0.0456"),
+        (lambda: numbers.significant(None), "–"),
+        (lambda: numbers.percent(0.0005), "0.1 %"),
+        (lambda: numbers.percent(0.00049), "0 %"),
+        (lambda: numbers.percent(0.01), "1 %"),
+        (lambda: numbers.percent(0.99), "99 %"),
+        (lambda: numbers.percent(0.9996), "100 %"),
+        (lambda: numbers.percent(0.125), "13 %"),
+        (lambda: numbers.interval(None, 0.5), "interval not available"),
+        (lambda: numbers.interval(0.5, None), "interval not available"),
+        (lambda: numbers.interval(0.002, 0.7), "0.2–70 %"),
+        (lambda: numbers.size(1000), "1.0 kB"),
+        (lambda: numbers.size(123456), "123 kB"),
+        (lambda: numbers.size(5e6), "5.0 MB"),
+        (lambda: numbers.size(None), "–"),
+        (lambda: numbers.ms(999), "999 ms"),
+        (lambda: numbers.ms(1000), "1.0 s"),
+        (lambda: numbers.ms(None), "–"),
+        (lambda: numbers.times(9.994), "9.99×"),
+        (lambda: numbers.times(10.0), "10×"),
+        (lambda: numbers.times(0.0), "0.00×"),
+        (lambda: numbers.times(None), "–"),
+        (lambda: numbers.count(1, "cell is", "cells are"), "1 cell is"),
+        (lambda: numbers.count(2, "cell is", "cells are"), "2 cells are"),
+        (lambda: numbers.count(0, "record"), "0 records"),
+        (lambda: numbers.db(None), "–"),
+        (lambda: numbers.db(31.04), "31.0 dB"),
     ],
 )
-def test_numbers_are_spelled_to_the_edge(said: str, expected: str) -> None:
-    assert spaced(said) == expected
+def test_numbers_are_spelled_to_the_edge(said: Callable[[], str], expected: str) -> None:
+    assert spaced(said()) == expected
 
 
 def cell(defense: str, count: int = 0, n: int = 100, **more: Any) -> CellResult:
@@ -88,6 +92,51 @@ def test_the_bar_is_the_best_null_or_chance() -> None:
     measured = Bar(null="grey", value=0.2, high=0.4)
     assert bar_of(cell("x", candidates=8, bar=Bars(identified=measured))) == measured
     assert bar_of(cell("x")).value == 0.0
+
+
+@pytest.mark.parametrize(
+    ("draws", "said"), [(0, "the best null, "), (1, "the best null, "), (2, "the largest of 2 tries of the ")]
+)
+def test_a_null_of_one_try_is_no_largest(draws: int, said: str) -> None:
+    bar = Bars(identified=Bar(null="grey", value=0.25, high=0.4, draws=draws))
+    told = spaced(_against_null(cell("x", candidates=8, bar=bar)))
+    assert told.startswith(said) and told.endswith("reaches 25 %")
+
+
+@pytest.mark.parametrize(
+    ("a50", "said"),
+    [
+        (0.0, "as it is (a50 is 0)"),
+        (1.0, "only where the raw update is all that is seen (a50 is 1)"),
+        (0.5, "once a leak of the raw update is 50 % of what is seen (a50)"),
+        (None, "they find 31 of 32 with a leak of weight 0.10"),
+    ],
+)
+def test_a_power_is_told_to_its_ends(a50: float | None, said: str) -> None:
+    planted = (Rung(leak=0.01, identified=share_of(16, 32)), Rung(leak=0.1, identified=share_of(31, 32)))
+    told = spaced(power_words(cell("x", power=Power(planted=planted, a50=a50, shown=True))))
+    assert told.startswith("These attackers were shown to win: they find ") and f"{said}." in told
+
+
+def test_a_level_that_is_not_there_says_its_name_and_why() -> None:
+    reached = Level(attacker="a", share=share_of(3, 4))
+    for levels, name, reason in (
+        (None, "label", OLD),
+        (Levels(), "label", OLD),
+        (Levels(label=Level(reason="No labels.")), "label", "No labels."),
+        (Levels(), "owner", NO_OWNERS),
+        (Levels(), "list", OLD),
+        (Levels(listed=ListLevel()), "presence", OLD),
+        (Levels(listed=ListLevel(reason="None fits.")), "presence", "None fits."),
+        (Levels(listed=ListLevel(reason="None fits.")), "list", "None fits."),
+        (Levels(listed=ListLevel(reason="None fits.")), "list_owner", "None fits."),
+        (Levels(listed=ListLevel(lists={"random": Listed(share=share_of(1, 2))})), "list_owner", NO_OWNERS),
+        (Levels(label=reached), "owner", NO_OWNERS),
+    ):
+        found = level_of(cell("x", levels=levels), name)
+        assert (found.name, found.reason, found.share) == (name, reason, None)
+    there = level_of(cell("x", levels=Levels(label=reached)), "label")
+    assert (there.name, there.reason, there.share, there.attacker) == ("label", "", reached.share, "a")
 
 
 def test_what_was_judged_is_counted() -> None:

@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import nn
 
+from gradveil.attacks.engine import matrix_convolution
 from gradveil.attacks.engine.matrix_convolution import with_matrix_convolutions
 from gradveil.learning import Learner, loss_by_name
 from gradveil.models import build_model
@@ -123,3 +124,32 @@ def test_every_shape_of_convolution(layer: nn.Conv2d) -> None:
 def test_what_it_does_not_cover_stays(layer: nn.Conv2d) -> None:
     learner = Learner.of(nn.Sequential(layer), loss_by_name("cross_entropy"))
     assert with_matrix_convolutions(learner) is learner
+
+
+@pytest.mark.parametrize(
+    ("dtype", "own_weights", "by_library"),
+    [(torch.float32, False, True), (torch.float32, True, False), (torch.float64, False, False)],
+)
+def test_the_library_is_asked_where_it_is_the_quicker(
+    dtype: torch.dtype, own_weights: bool, by_library: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[str] = []
+    for name, inner in (("F.conv2d", torch.nn.functional.conv2d), ("conv2d_input", matrix_convolution.conv2d_input)):
+
+        def noting(*given: Any, name: str = name, inner: Any = inner) -> Any:
+            asked.append(name)
+            return inner(*given)
+
+        monkeypatch.setattr(f"gradveil.attacks.engine.matrix_convolution.{name}", noting)
+    plain = nn.Conv2d(3, 5, 3, padding=1, bias=False).to(dtype)
+    learner = Learner.of(nn.Sequential(plain), loss_by_name("cross_entropy"))
+    matrix = with_matrix_convolutions(learner).model[0]  # type: ignore[index]
+    inputs, weights = torch.rand((4, 2, 3, 8, 8)).to(dtype), torch.rand((4, 5, 3, 3, 3)).to(dtype)
+
+    def total(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+        found: torch.Tensor = torch.func.functional_call(matrix, {"weight": w}, (x,)).sin().sum()
+        return found
+
+    asked.clear()
+    torch.vmap(torch.func.grad(total), in_dims=(0, 0 if own_weights else None))(inputs, weights if own_weights else weights[0])
+    assert set(asked) == ({"F.conv2d", "conv2d_input"} if by_library else set())

@@ -11,6 +11,7 @@ from gradveil.attacks.listing import joint as joints
 from gradveil.attacks.listing.client import joined
 from gradveil.attacks.listing.joint import Joint
 from gradveil.audit.lists import Pool, list_seed
+from gradveil.randomness import Seed
 from tests.unit.audit.small import make_subject
 
 
@@ -47,3 +48,24 @@ def test_embeddings_are_no_sums_over_records() -> None:
     subject = make_subject(records=8, batch_size=4, cut="cut1", ensemble="quick")
     pool = Pool.of(subject, 12)
     assert Joint.of([target.observation for target in subject.targets], [], pool.hypotheses(list_seed(subject), 4)) is None
+
+
+def test_a_sketch_keeps_lengths_and_angles_and_is_linear() -> None:
+    generator = torch.Generator().manual_seed(2)
+    # All entries have one sign, as sums of squares would: without random signs their mean drowns everything.
+    left, right = (1 + torch.rand(9000, generator=generator).double() for _ in range(2))
+    sketch = joints.Sketch()
+    one, other = (sketch.of([{"a": each[:4000], "b": each[4000:]}], Seed(1)) for each in (left, right))
+    assert one.shape == (joints.SKETCH,)
+    assert float(one @ one) == pytest.approx(float(left @ left), rel=0.1)
+    assert float(one @ other) == pytest.approx(float(left @ right), rel=0.1)
+    assert abs(float(one.sum())) < 0.1 * float(left.sum())
+    both = sketch.of([{"a": (left + 2 * right)[:4000]}, {"b": (left + 2 * right)[4000:]}], Seed(1))
+    assert torch.allclose(both, one + 2 * other)
+    assert not torch.allclose(joints.Sketch().of([{"a": left}], Seed(2)), one)
+
+
+@pytest.mark.parametrize("count", [3, joints.SKETCH])
+def test_what_has_few_entries_is_kept(count: int) -> None:
+    values = torch.arange(float(count))
+    assert torch.equal(joints.Sketch().of([{"a": values}], Seed(1)), values.double())

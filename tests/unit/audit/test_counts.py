@@ -1,0 +1,161 @@
+"""What is counted in an audit: tests, draws of nulls, guesses without an update, rehearsals; and whose picture is whose."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from gradveil.attacks import Referee
+from gradveil.attacks.linear_layer import LinearLayer
+from gradveil.audit import canaries, owners, power
+from gradveil.audit.label_level import label_null
+from gradveil.audit.list_counts import Try, best_guess, counted
+from gradveil.audit.owners import owners_level
+from gradveil.audit.risks import risk_of_cell
+from gradveil.audit.state import _noise
+from gradveil.learning import Learner, loss_by_name
+from gradveil.learning.dropout import with_dropout
+from gradveil.metrics import share_of
+from gradveil.metrics.summary import wilson
+from gradveil.randomness import Seed
+from gradveil.records import Reconstruction
+from gradveil.study.local_training import TrainingSettings
+from gradveil.study.rung import RungTask
+from tests.unit.audit.small import CELL, make_subject
+from tests.unit.audit.test_owners import means, people
+
+
+def best_multiset(shares: list[float], batch: int) -> float:
+    """Return the largest share of labels that any fixed answer hits, by trying all of them on all batches."""
+    classes = range(len(shares))
+    best = 0.0
+    for answer in itertools.combinations_with_replacement(classes, batch):
+        hits = 0.0
+        for drawn in itertools.product(classes, repeat=batch):
+            probability = math.prod(shares[label] for label in drawn)
+            hits += probability * sum(min(answer.count(label), drawn.count(label)) for label in classes)
+        best = max(best, hits / batch)
+    return best
+
+
+@pytest.mark.parametrize("batch", [1, 2, 3, 5])
+@pytest.mark.parametrize("records", [2, 40])
+def test_the_null_of_labels_is_the_best_of_all_fixed_answers(batch: int, records: int) -> None:
+    labels = torch.tensor([0] * 5 + [1] * 3 + [2] * 2)
+    found = label_null(labels, 4, batch, records)
+    value = best_multiset([0.5, 0.3, 0.2], batch)
+    assert found.value == pytest.approx(value) and found.high == pytest.approx(wilson(round(value * records), records)[1])
+    assert found.null == ("commonest class" if batch == 1 else "best fixed labels")
+
+
+def test_a_planted_leak_rehearses_as_often_as_its_ensemble_says(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[tuple[Any, ...]] = []
+    build = power.build_subject
+
+    def noting(*given: Any) -> Any:
+        asked.append(given)
+        return build(*given)
+
+    monkeypatch.setattr(power, "build_subject", noting)
+    for ensemble, rehearsals in (("linear_layer", 2), ("published-recipe-1", 1)):
+        cell = CELL.replace(records=1, ensemble=ensemble, steps=1, risk="off", device="cpu")
+        power.measure_rung(RungTask(cell=cell, leak=0.5))
+        assert asked[-1][0] == cell and asked[-1][2] == rehearsals
+
+
+def test_pictures_of_a_batch_go_to_their_records_whatever_their_order() -> None:
+    subject = make_subject(records=6, batch_size=3)
+    mixed = [
+        [Reconstruction((t.batch.inputs.roll(1, 0) + 0.01).clamp(0, 1), t.batch.targets.roll(1, 0), "x", target=place)]
+        for place, t in enumerate(subject.targets)
+    ]
+    truth = torch.cat([target.batch.inputs for target in subject.targets])
+    assert torch.allclose(power._chosen(subject, mixed, Referee()), (truth + 0.01).clamp(0, 1))
+
+
+def test_as_many_tests_are_allowed_for_as_are_made(monkeypatch: pytest.MonkeyPatch) -> None:
+    tests: list[int] = []
+
+    def noting(*given: Any) -> bool:
+        tests.append(given[-1])
+        return False
+
+    monkeypatch.setattr(canaries, "_cheat", noting)
+    for changes, signs in (({}, 2), ({"cut": "cut1"}, 1)):
+        tests.clear()
+        subject = power.plant(make_subject(records=8, **changes), 1.0)
+        seen = [target.observation for target in subject.targets]
+        attacks = [LinearLayer()] if signs == 2 else [canaries_attack()]
+        found = [[Reconstruction(t.batch.inputs, t.batch.targets, "x", target=i)] for i, t in enumerate(subject.targets)]
+        canaries.check_canaries(subject, attacks, subject.context(5), found, share_of(8, 8))
+        assert len(seen) == 8 and tests and set(tests) == {signs}
+
+
+def canaries_attack() -> Any:
+    from gradveil.attacks import ATTACKS
+
+    return ATTACKS.build("inverting_gradients(steps=1)")
+
+
+def test_owners_are_drawn_anew_for_every_attacker(monkeypatch: pytest.MonkeyPatch) -> None:
+    drawn: list[float] = []
+    others = owners._others
+
+    def noting(*given: Any) -> Any:
+        drawn.append(float(given[-1].random()))
+        return others(*given)
+
+    monkeypatch.setattr(owners, "_others", noting)
+    subject = people()
+    level = owners_level(subject, {name: means(subject) for name in "abc"}, Seed(0))
+    assert len(set(drawn)) == 3 and level is not None and level.null is not None and level.null.draws == 3
+
+
+def test_the_null_of_lists_guesses_once_for_every_attacker() -> None:
+    tries = [Try(name, False, [1, 1, 3, 1], [4, 4, 2, 8], 0.5) for name in "abc"]
+    chance = (0.25 + 0.25 + 0.5 + 0.125) / 4
+    for count in (1, 2, 3):
+        found = counted(tries[:count])
+        assert found.share is not None and found.null == best_guess("guess", chance, found.share.n, count)
+    assert found.size == round(18 / 4) and [each.attacker for each in found.reached] == ["a", "b", "c"]
+
+
+def test_scores_of_risk_say_how_they_were_made() -> None:
+    scores = risk_of_cell(make_subject(records=2, risk="dense"))
+    assert scores is not None
+    found = scores.beside(["a", "b"], [0.1, 0.2], "plain")
+    assert (found.noise_form, found.reason) == ("paper", "") and found.meaning and found.alpha is not None and found.beta
+    assert found.gap_rule == scores.defended.records[0].gap_rule if scores.defended is not None else False
+    assert [row.pseudonym for row in found.records] == ["a", "b"] and [row.error for row in found.records] == [0.1, 0.2]
+    for row in found.records:
+        assert (
+            row.score is not None and row.band and row.undefended == pytest.approx(row.invre) and row.low <= row.invre <= row.high
+        )
+    assert found.correlation is not None and found.correlation.attack == "plain"
+    assert found.defended is not None and found.undefended is not None and found.defended == found.undefended
+
+
+class Dropping(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.body = nn.Sequential(nn.Flatten(), nn.Linear(16, 64), nn.Dropout(0.5), nn.Linear(64, 3))
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        found: Tensor = self.body(inputs)
+        return found
+
+
+def test_in_a_training_dropout_drops_and_other_noise_is_normal() -> None:
+    learner = with_dropout(Learner.of(Dropping(), loss_by_name("cross_entropy"), TrainingSettings(dropout=True)), (1, 4, 4))
+    (mask,) = learner.noise
+    both = learner.replace(noise={**learner.noise, "other": torch.zeros((1, 1, 50))})
+    for count in (1, 5):
+        drawn = _noise(both, count, Seed(0).generator("x"))
+        assert drawn.keys() == {mask, "other"} and all(len(value) == count for value in drawn.values())
+        assert sorted(set(drawn[mask].flatten().tolist())) == [-1.0, 1.0], "an entry is dropped, or doubled"
+        assert len(set(drawn["other"].flatten().tolist())) == 50 * count
