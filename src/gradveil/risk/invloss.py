@@ -5,7 +5,6 @@ With J = U Σ Vᵀ the Jacobian of what is shared, the attacker of rank k invert
     clean               τ_k = Σ_{i>k} (v_iᵀ x)²                                   Theorem 1
     noise ε on data     τ_k + Σ_{i≤k} (v_iᵀ ε)² / m                               Theorem 2
     noise ε on shares   τ_k + Σ_{i≤k} (u_iᵀ ε)² / (σ_i² p)                        Theorem 3
-    q shares zeroed     at least Σ_{i>d-q} (v_iᵀ x)²                              lower bound under pruning and dropout
 
 These are upper bounds on the error of one kind of attacker: **a high risk warns, a low one does not acquit.**
 
@@ -25,7 +24,7 @@ from torch import Tensor
 from gradveil.errors import UsageError
 from gradveil.spectra.spectrum import Spectrum
 
-__all__ = ["MEANING", "InvLoss", "RankVariances", "Residual", "inversion_loss", "pruning_lower_bound"]
+__all__ = ["MEANING", "InvLoss", "RankVariances", "Residual", "inversion_loss"]
 
 MEANING = (
     "InvRE rests on an upper bound of a linearised optimal attacker's error: a high score warns, and a low one does not acquit."
@@ -104,20 +103,6 @@ def inversion_loss(
         noise=_relative(_cumulative(paper), energy),
         noise_total=_relative(_cumulative(on_data + amplified), energy),
     )
-
-
-def pruning_lower_bound(spectrum: Spectrum, dropped: int) -> float:
-    """Return what share of ‖x‖² no rank brings back once ``dropped`` shared values are zeroed.
-
-    ``spectrum`` is that of the *undefended* Jacobian; zeroing q rows takes at most q from its rank, and the paper charges the q
-    smallest. For what a given mask really costs, take the spectrum of the masked Jacobian: its complete residual at full rank.
-    """
-    if not spectrum.whole:
-        raise UsageError("the lower bound under pruning needs all singular values; use mode gram or dense")
-    if dropped < 0:
-        raise UsageError(f"dropped is {dropped}; it counts entries, from 0 on")
-    last = spectrum.projections.double().square()[max(0, len(spectrum.values) - dropped) :]
-    return float(_relative(last.sum(), spectrum.energy))
 
 
 def _noise(noise: float | Tensor | RankVariances, vectors: Tensor | None, count: int, name: str, side: str) -> Tensor:

@@ -11,7 +11,7 @@ from gradveil import risk
 
 MODULES = [module.name for module in pkgutil.iter_modules(risk.__path__)]
 TOOLS = {
-    "invloss": {"MEANING", "InvLoss", "inversion_loss", "pruning_lower_bound"},
+    "invloss": {"MEANING", "InvLoss", "inversion_loss"},
     "invre": {"RiskScore", "band_of", "rank_weights", "risk_score"},
     "fisher": {"diagonal_leakage", "fisher_leakage"},
     "exposure": {"Assessment", "DefendedRelease", "RecordRisk", "assess", "defended_release"},
