@@ -12,7 +12,7 @@ from gradveil import risk
 MODULES = [module.name for module in pkgutil.iter_modules(risk.__path__)]
 TOOLS = {
     "invloss": {"MEANING", "InvLoss", "inversion_loss"},
-    "invre": {"RiskScore", "band_of", "rank_weights", "risk_score"},
+    "invre": {"RiskScore", "rank_weights", "risk_score"},
     "fisher": {"diagonal_leakage", "fisher_leakage"},
     "exposure": {"Assessment", "DefendedRelease", "RecordRisk", "assess", "defended_release"},
     "calibration": {"Calibration", "built_in_calibration", "calibrate", "read_alpha"},
