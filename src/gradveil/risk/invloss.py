@@ -6,10 +6,10 @@ With J = U Σ Vᵀ the Jacobian of what is shared, the attacker of rank k invert
     noise ε on data     τ_k + Σ_{i≤k} (v_iᵀ ε)² / m                               Theorem 2
     noise ε on shares   τ_k + Σ_{i≤k} (u_iᵀ ε)² / (σ_i² p)                        Theorem 3
 
-**As printed, Theorems 2 and 3 are no upper bounds.** The attacker's inverse turns noise ε on shares into Σ_{i≤k} (u_iᵀ ε)² / σ_i²,
-and noise on data into Σ_{i≤k} (v_iᵀ ε)², without any 1/p or 1/m: dividing claims a small part of the error he really makes. Both
-forms are returned, the paper's as ``noise``, that of the inverse as ``noise_total``. The second is what such an attacker gets, not
-what the best one gets: who knows something of the data does far better. **A high risk warns, a low one does not acquit.**
+**As printed, Theorems 2 and 3 are no upper bounds.** The inverse turns noise ε on shares into Σ_{i≤k} (u_iᵀ ε)² / σ_i² and noise
+on data into Σ_{i≤k} (v_iᵀ ε)², without any 1/p or 1/m: dividing claims a small part of the error it really makes. Both forms are
+returned, the paper's as ``noise``, that of the inverse as ``noise_total``. The second is what such an attacker gets; who knows
+something of the data gets more. **A high risk warns, a low one does not acquit.**
 
 Departs from the paper: τ_k is the complete residual ‖x‖² - Σ_{i≤k} (v_iᵀ x)² by default. The paper's sum stops at d = min(m, p);
 where p < m it forgets the part of x that no v_i sees. ``residual="paper"`` keeps the paper's. All is relative to ‖x‖²
