@@ -2,6 +2,8 @@
 
 No clipping is needed, so this exists for plain ``gaussian_noise`` too. It is about the *mean* over records drawn from the
 candidates and smoothed with N(0, `SMOOTHING`²), as the theorem needs a density; a single record can be rebuilt far better.
+The theorem needs a release that is smooth in the input, too. The gradient of a network with kinks, as those of ReLU, jumps, and
+jumps tell of the input what no derivative shows; so there is no floor for one (`gradveil.learning.smoothness`).
 """
 
 from __future__ import annotations
@@ -22,6 +24,7 @@ from gradveil.defenses.gaussian_noise import GaussianNoise
 from gradveil.defenses.none import NoDefense
 from gradveil.errors import GradveilError
 from gradveil.learning import Learner
+from gradveil.learning.smoothness import why_not_smooth
 from gradveil.randomness import Seed
 from gradveil.risk.exposure import defended_release
 from gradveil.risk.mean_error import MeanErrorBound, mean_error_bound, mean_error_from_spectra, smoothed_score
@@ -47,6 +50,10 @@ def mean_error_of_cell(subject: Subject) -> MeanError:
     seed = Seed(subject.cell.seed).child("mean error")
     try:
         learner = build_learner(subject.cell, subject.dataset, subject.defense)
+        one = subject.candidates[:1].to(learner.device), subject.candidate_labels[:1].to(learner.device)
+        kinks = why_not_smooth(learner, *one)
+        if kinks:
+            return MeanError(reason=f"no floor: {kinks}")
         return _floor(subject, learner, seed)
     except GradveilError as error:
         return MeanError(reason=str(error))

@@ -1,5 +1,9 @@
 """The risk of every attacked record without an attack: InvRE with and without the defense, and how well it foretold the error.
 
+A correlation stands beside its null, that of the error with the record's contrast, its squared distance from the mean of records
+that were not attacked: a flat picture is rebuilt with less error whatever is sent. What the score adds is told by
+the partial correlation.
+
 Scores are those of each record alone in one update, whatever the batch, the clients and the rounds of the cell. Where a defense
 only adds noise, the decomposition behind its score is that of the undefended update, so each is made once per process and used by
 all cells with the same model, weights and records. It is the same numbers either way, and a resumed run gives the same bits.
@@ -15,6 +19,7 @@ from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 from scipy import stats
 
@@ -57,6 +62,7 @@ class Scores:
         undefended: Without.
         alpha: Centre of the score.
         reason: Why there are no scores; empty where there are.
+        contrasts: Mean squared distance of each record from the mean of those that were not attacked.
         note: What the setting means for them, as where an update holds several records.
         seconds: Time this cell spent on them.
     """
@@ -64,6 +70,7 @@ class Scores:
     defended: Assessment | None = None
     undefended: Assessment | None = None
     alpha: float = 0.0
+    contrasts: tuple[float, ...] = ()
     reason: str = ""
     note: str = ""
     seconds: float = 0.0
@@ -86,11 +93,13 @@ class Scores:
                 low=own.low,
                 high=own.high,
                 score=own.score,
-                band=own.band,
                 undefended=bare.invre,
                 error=error,
+                contrast=contrast,
             )
-            for name, own, bare, error in zip(names, scores, self.undefended.records, errors, strict=True)
+            for name, own, bare, error, contrast in zip(
+                names, scores, self.undefended.records, errors, self.contrasts, strict=True
+            )
         )
         notes = (self.note, *_too_close(self.defended), *self.defended.notes, *self.undefended.notes)
         return CellRisk(
@@ -98,11 +107,11 @@ class Scores:
             alpha=self.alpha,
             beta=BETA,
             gap_rule=scores[0].gap_rule,
-            noise_form="paper",
+            noise_form="inverse",
             defended=_side(self.defended),
             undefended=_side(self.undefended),
             records=records,
-            correlation=correlate([own.invre for own in scores], errors, attack),
+            correlation=correlate([own.invre for own in scores], errors, attack, self.contrasts),
             notes=tuple(dict.fromkeys(filter(None, notes))),
         )
 
@@ -117,7 +126,7 @@ def _too_close(found: Assessment) -> list[str]:
 
 
 def _side(found: Assessment) -> RiskSide:
-    return RiskSide(mean=found.mean_invre, worst=found.worst_invre, high=found.high, mode=found.mode, bands=found.bands)
+    return RiskSide(mean=found.mean_invre, worst=found.worst_invre, high=found.high, mode=found.mode)
 
 
 def quick_mode(jacobian: Jacobian) -> str:
@@ -143,7 +152,17 @@ def risk_of_cell(subject: Subject) -> Scores | None:
         defended, undefended = (_assess(alone.replace(defense=name), subject, alpha) for name in (cell.defense, "none"))
     except GradveilError as error:
         return Scores(reason=str(error), seconds=time.perf_counter() - begun)
-    return Scores(defended, undefended, alpha, note=_together(cell), seconds=time.perf_counter() - begun)
+    return Scores(defended, undefended, alpha, _contrasts(subject), note=_together(cell), seconds=time.perf_counter() - begun)
+
+
+def _contrasts(subject: Subject) -> tuple[float, ...]:
+    """Return how far each attacked record lies from the mean of the others, as the mean squared error of that mean."""
+    attacked = list(subject.indices)
+    inputs = subject.own.inputs.flatten(1).double()
+    others = torch.ones(len(inputs), dtype=torch.bool)
+    others[attacked] = False
+    mean = inputs[others if bool(others.any()) else ~others].mean(0)
+    return tuple((inputs[attacked] - mean).square().mean(1).tolist())
 
 
 def _together(cell: Cell) -> str:
@@ -183,23 +202,56 @@ def _same(cell: Cell, learner: Learner, subject: Subject) -> str:
     return digest.hexdigest()
 
 
-def correlate(scores: Sequence[float], errors: Sequence[float | None], attack: str = "") -> Correlation:
+def correlate(
+    scores: Sequence[float], errors: Sequence[float | None], attack: str = "", contrasts: Sequence[float] = ()
+) -> Correlation:
     """Return Pearson's and Spearman's correlation of risk and error with two-sided p; None where one side does not vary.
 
     A negative one says that records with higher risk were rebuilt with less error, as they should be.
+
+    Args:
+        scores: Of every record.
+        errors: Of every record, where one was attacked.
+        attack: Whose errors these are.
+        contrasts: Of every record, for the null and for what the score adds to it; may be left out.
     """
-    pairs = np.array([(score, error) for score, error in zip(scores, errors, strict=True) if error is not None], dtype=np.float64)
-    if len(pairs) < FEWEST or any(np.ptp(side) <= 1e-12 * np.abs(side).max() for side in pairs.T):
-        return Correlation(attack=attack, n=len(pairs))
-    pearson, spearman = (test(pairs[:, 0], pairs[:, 1]) for test in (stats.pearsonr, stats.spearmanr))
-    exact = len(pairs) <= EXACT
-    p = _exact_p(*(stats.rankdata(side) for side in pairs.T)) if exact else float(spearman.pvalue)
+    known = [place for place, error in enumerate(errors) if error is not None]
+    x, y = (np.array([side[place] for place in known], dtype=np.float64) for side in (scores, errors))
+    z = np.array([contrasts[place] for place in known], dtype=np.float64) if contrasts else np.zeros(len(known))
+    varies = _varies(x) and _varies(y)
+    pearson = stats.pearsonr(x, y) if varies else None
     return Correlation(
         attack=attack,
-        pearson=Coefficient(value=float(pearson.statistic), p=float(pearson.pvalue)),
-        spearman=Coefficient(value=float(spearman.statistic), p=p),
-        n=len(pairs),
+        pearson=None if pearson is None else Coefficient(value=float(pearson.statistic), p=float(pearson.pvalue)),
+        spearman=_spearman(x, y) if varies else None,
+        contrast=_spearman(z, y) if _varies(z) and _varies(y) else None,
+        partial=_partial(x, y, z) if varies and _varies(z) else None,
+        n=len(known),
     )
+
+
+def _varies(values: NDArray[np.float64]) -> bool:
+    return len(values) >= FEWEST and bool(np.ptp(values) > 1e-12 * np.abs(values).max())
+
+
+def _spearman(x: NDArray[np.float64], y: NDArray[np.float64]) -> Coefficient:
+    found = stats.spearmanr(x, y)
+    p = _exact_p(stats.rankdata(x), stats.rankdata(y)) if len(x) <= EXACT else float(found.pvalue)
+    return Coefficient(value=float(found.statistic), p=p)
+
+
+def _partial(x: NDArray[np.float64], y: NDArray[np.float64], given: NDArray[np.float64]) -> Coefficient | None:
+    """Return the correlation of what contrast leaves of the ranks of both; its p is Student's with one degree of freedom less."""
+    ranks = np.stack([stats.rankdata(each) for each in (x, y, given)])
+    ranks -= ranks.mean(1, keepdims=True)
+    left = ranks[:2] - np.outer(ranks[:2] @ ranks[2], ranks[2]) / (ranks[2] @ ranks[2])
+    lengths = np.linalg.norm(left, axis=1)
+    free = len(x) - 3
+    if free < 1 or bool((lengths <= 1e-9 * np.linalg.norm(ranks[:2], axis=1)).any()):
+        return None
+    value = float(np.clip(left[0] @ left[1] / lengths.prod(), -1.0, 1.0))
+    t = value * np.sqrt(free / max(1e-300, 1 - value**2))
+    return Coefficient(value=value, p=float(2 * stats.t.sf(abs(t), free)))
 
 
 def _exact_p(first: NDArray[np.float64], second: NDArray[np.float64]) -> float:

@@ -169,4 +169,6 @@ def _finish(plan: Plan, run: Run, private: bool, as_json: bool) -> None:
         print_results(run)
         typer.echo(f"seed {plan.seed}")
         typer.echo("\n".join(f"{name.replace('_', ' ')}: {path}" for name, path in reports.items()))
+    for remark in outcome.remarks:
+        note(remark)
     enforce(outcome)

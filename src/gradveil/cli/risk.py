@@ -37,7 +37,7 @@ def risk(
     cut: Annotated[Texts, typer.Option(help=CUT_HELP)] = None,
     records: Annotated[int, typer.Option(help="How many records are scored.")] = 16,
     mode: Annotated[str, typer.Option(help="auto, dense, gram or leading.")] = "auto",
-    noise_form: Annotated[str, typer.Option(help="How noise counts: paper or inverse; see docs/risk.md.")] = "paper",
+    noise_form: Annotated[str, typer.Option(help="How noise counts in InvRE: inverse or paper; see docs/risk.md.")] = "inverse",
     compare: Annotated[bool, typer.Option("--compare", help="Rank models and cuts, least exposed first.")] = False,
     alpha: Annotated[str | None, typer.Option(help=ALPHA_HELP)] = None,
     calibrate: Annotated[bool, typer.Option("--calibrate", help="Also write alpha.json: the mean undefended score.")] = False,
@@ -95,7 +95,10 @@ def risk(
         _print(result, out, page)
         if calibrated is not None:
             typer.echo(f"alpha = {calibrated['alpha']:.4f} over {calibrated['records']} undefended records")
-    enforce(compare_assessments(limits, result.assessments))
+    outcome = compare_assessments(limits, result.assessments)
+    for remark in outcome.remarks:
+        note(remark)
+    enforce(outcome)
 
 
 def _tell(name: str, done: int, records: int) -> None:
@@ -137,14 +140,14 @@ def _print(result: RiskResult, out: Path | None, page: Path | None) -> None:
             f"\n{each.model} · {each.defense} · mean InvRE {each.mean_invre:.3f} · mode {each.mode} · {each.seconds:.1f} s"
         )
         table = Table(box=SIMPLE_HEAD, pad_edge=False)
-        for name in ("", "row", "label", "InvRE", "range", "reading", "score", "rank"):
+        for name in ("", "row", "label", "InvRE", "range", "score", "rank"):
             table.add_column(name, no_wrap=True)
         most, least = each.ranked[:SHOWN], each.ranked[SHOWN:][-SHOWN:]
         for word, group in (("most exposed", most), ("least exposed", least)):
             for place, record in enumerate(group):
                 span = f"{record.low:.3f}–{record.high:.3f}" if record.low < record.high else ""
                 label = "–" if record.label is None else str(record.label)
-                values = (str(record.row), label, f"{record.invre:.3f}", span, record.band, f"{record.score:.4f}")
+                values = (str(record.row), label, f"{record.invre:.3f}", span, f"{record.score:.4f}")
                 table.add_row("" if place else word, *values, str(record.rank))
         screen.print(table)
         for sentence in each.notes:

@@ -163,5 +163,10 @@ def _foretold(risk: CellRisk | None) -> str:
     if told.spearman.p > FORETOLD:
         return f"In this run the score did not tell which records were rebuilt better ({words}): do not rank records by it."
     if told.spearman.value < 0:
-        return f"In this run records with a higher score were rebuilt better ({words}), as they should be."
+        start = f"In this run records with a higher score were rebuilt better ({words})"
+        if told.contrast is None:
+            return f"{start}, as they should be."
+        null = f"contrast alone {told_coefficient(told.contrast)}, given contrast {told_coefficient(told.partial)}"
+        more = told.partial is not None and told.partial.value < 0 and (told.partial.p or 0.0) <= FORETOLD
+        return f"{start}, {'also beyond' if more else 'but no better than can be shown from'} their contrast ({null})."
     return f"In this run records with a higher score were rebuilt worse ({words}): here the score misleads, and attacks decide."

@@ -4,8 +4,8 @@ from gradveil.risk.calibration import Calibration, built_in_calibration, calibra
 from gradveil.risk.certificates import Certificate, certificate_from, certificate_of
 from gradveil.risk.exposure import Assessment, DefendedRelease, RecordRisk, assess, defended_release
 from gradveil.risk.fisher import diagonal_leakage, fisher_leakage
-from gradveil.risk.invloss import MEANING, InvLoss, inversion_loss, pruning_lower_bound
-from gradveil.risk.invre import RiskScore, band_of, rank_weights, risk_score
+from gradveil.risk.invloss import MEANING, InvLoss, inversion_loss
+from gradveil.risk.invre import RiskScore, rank_weights, risk_score
 from gradveil.risk.mean_error import MeanErrorBound, mean_error_bound, mean_error_from_spectra, smoothed_score
 
 __all__ = [
@@ -19,7 +19,6 @@ __all__ = [
     "RecordRisk",
     "RiskScore",
     "assess",
-    "band_of",
     "built_in_calibration",
     "calibrate",
     "certificate_from",
@@ -30,7 +29,6 @@ __all__ = [
     "inversion_loss",
     "mean_error_bound",
     "mean_error_from_spectra",
-    "pruning_lower_bound",
     "rank_weights",
     "read_alpha",
     "risk_score",

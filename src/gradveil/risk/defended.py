@@ -33,6 +33,7 @@ from gradveil.tensors import Named
 
 __all__ = ["DefendedRelease", "Releases", "defended_release"]
 
+UNKNOWN_LAW = "the defense draws randomness of unknown law, which the score takes as known to the attacker"
 Directed = InvLDNP | InvLGNP | InvLENP
 
 
@@ -47,6 +48,9 @@ class DefendedRelease:
         notes: What the linearisation does not see, in sentences.
         plain: Whether the Jacobian is that of the update without the defense.
         directed: Parts of the defense whose noise lies along singular vectors of this Jacobian.
+        sent: What was sent, decoded; None where nothing was.
+        blind: Why the attacker behind the Jacobian is no measure of the defense; empty where he is.
+        random: Whether the defense draws something that is neither noise of known law nor noise on the data.
     """
 
     jacobian: Jacobian
@@ -55,6 +59,9 @@ class DefendedRelease:
     notes: tuple[str, ...]
     plain: bool = False
     directed: tuple[Directed, ...] = ()
+    sent: Named | None = None
+    blind: str = ""
+    random: bool = False
 
     def noise_on(self, where: str, measured: Spectrum) -> float | RankVariances:
         """Return the noise on ``data`` or on what is ``shared``: its standard deviation, or its variance along each direction."""
@@ -112,6 +119,16 @@ class Releases:
 
         return Law(share)
 
+    def other(self, release: DefendedRelease, record: Tensor, target: Tensor) -> Tensor | Named:
+        """Return what an attacker who saw a release would compare with it for another record."""
+        jacobian = release.jacobian
+        assert jacobian.law is not None
+        point = record.to(self.device).to(jacobian.at.dtype)
+        label, *more = jacobian.own
+        own = ({**label, "target": target.unsqueeze(0).to(self.device)}, *more)
+        with torch.no_grad():
+            return jacobian.law.share(point, own)
+
     def of(self, record: Tensor, target: Tensor, seed: Seed, dtype: torch.dtype) -> DefendedRelease:
         """Return the release of one record."""
         batch = Batch(record.unsqueeze(0).to(self.device), target.unsqueeze(0).to(self.device))
@@ -137,13 +154,18 @@ class Releases:
         told = adversary.arrives(observation)
         known_noise, plain, incomplete = told.noise_std, told.plain_search, told.incomplete
         notes = _notes(self.defense, plain, incomplete, data_noise, known_noise)
+        more = {
+            "sent": result.update.weights,
+            "blind": next((note for note in notes if note != UNKNOWN_LAW), ""),
+            "random": UNKNOWN_LAW in notes,
+        }
         if plain and not learner.noise:
             jacobian = self._law(dtype, plain=True).jacobian(point, (label,), batch.targets)
-            return DefendedRelease(jacobian, data_noise, known_noise or 0.0, notes, plain=True)
+            return DefendedRelease(jacobian, data_noise, known_noise or 0.0, notes, plain=True, **more)
         evidence = tensors.to(adversary.evidence(observation, 0), dtype)
         drawn = adversary.variables(observation, seed.child("risk").generator("unknowns", device=self.device))
         jacobian = self._law(dtype, plain=False).jacobian(point, (label, evidence, tensors.to(drawn, dtype)))
-        return DefendedRelease(jacobian, data_noise, known_noise or 0.0, notes)
+        return DefendedRelease(jacobian, data_noise, known_noise or 0.0, notes, **more)
 
 
 def _directed(defense: Defense, learner: Learner) -> tuple[Directed, ...]:
@@ -177,7 +199,7 @@ def _notes(defense: Defense, plain: bool, incomplete: bool, data_noise: float, k
     if acting and unseen:
         found.append(f"the score does not see what {spell_defense(defense)} does: no linear attacker of it is known")
     elif any(part.random for part in acting) and not data_noise and known_noise is None:
-        found.append("the defense draws randomness of unknown law, which the score takes as known to the attacker")
+        found.append(UNKNOWN_LAW)
     if incomplete:
         found.append("the attacker behind the score knows less than the whole defense")
     return tuple(found)

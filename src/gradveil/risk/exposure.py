@@ -1,10 +1,10 @@
-"""How exposed each record of a user is, without running an attack: InvRE and its companions, per record and defense.
+"""InvRE and its companions of each record of a user, per defense: the score of the paper, without running an attack.
 
 What a defense does enters in three ways, all taken from the attacker who knows it (`Defense.adversary`):
 
 * what he compares with (masks, projections, clipped and adapted gradients) decides whose Jacobian is taken;
-* Gaussian noise of known strength on what is sent enters by Theorem 3, noise on the data by Theorem 2; where it has directions,
-  as that of the InvL defenses, by its variance along each singular vector;
+* Gaussian noise of known strength on what is sent, or on the data, enters by the error it adds to a linear attacker's inverse;
+  where it has directions, as that of the InvL defenses, by its variance along each singular vector;
 * what he cannot see is not counted, and a note says so.
 """
 
@@ -24,7 +24,7 @@ from gradveil.risk.defended import DefendedRelease, Releases, defended_release
 from gradveil.risk.fisher import diagonal_leakage, fisher_leakage
 from gradveil.risk.invre import BETA, risk_score
 from gradveil.spectra.jacobians import Jacobian
-from gradveil.spectra.spectrum import Spectrum, choose_mode, records_at_once, spectra_of
+from gradveil.spectra.spectrum import GRAM_INPUTS, Spectrum, choose_mode, records_at_once, spectra_of
 from gradveil.study.risks import Assessment, RecordRisk, RiskScore
 
 __all__ = ["Assessment", "DefendedRelease", "RecordRisk", "assess", "defended_release"]
@@ -39,7 +39,7 @@ def assess(
     beta: float = BETA,
     mode: str | Callable[[Jacobian], str] = "auto",
     gap_rule: str = "merge",
-    noise_form: str = "paper",
+    noise_form: str = "inverse",
     model: str = "",
     rows: Sequence[int] | None = None,
     seed: Seed | None = None,
@@ -56,7 +56,7 @@ def assess(
         beta: Its steepness.
         mode: auto, dense, gram or leading, or a function that chooses one for a Jacobian.
         gap_rule: merge, clamp or strict.
-        noise_form: paper or inverse; see `gradveil.risk.invre.risk_score`.
+        noise_form: inverse or paper; see `gradveil.risk.invre.risk_score`.
         model: Spelling, for the record.
         rows: Rows of the records in their data set.
         seed: Root of all randomness.
@@ -106,6 +106,9 @@ class _Taken:
 def _take(releases: Releases, batch: Batch, index: int, row: int, seed: Seed, mode: str | Callable[[Jacobian], str]) -> _Taken:
     release = releases.of(batch.inputs[index], batch.targets[index], seed, torch.float64)
     chosen = mode(release.jacobian) if callable(mode) else choose_mode(release.jacobian) if mode == "auto" else mode
+    noisy = bool(release.data_noise or release.shared_noise or release.directed)
+    if mode == "auto" and chosen == "leading" and noisy and release.jacobian.inputs <= GRAM_INPUTS:
+        chosen = "gram"  # leading values say nothing about noise
     if chosen == "leading":
         # Single precision suffices: what Lanczos needs of a product is far below the error of the extrapolated tail.
         release = releases.of(batch.inputs[index], batch.targets[index], seed, torch.float32)

@@ -1,17 +1,19 @@
-"""InvLoss: what error a linearised optimal attacker of rank k cannot exceed, per record and k (Xu et al. 2025, Theorems 1 to 3).
+"""InvLoss: the error of a linear attacker of rank k, per record and k (Xu et al. 2025, Theorems 1 to 3).
 
 With J = U Σ Vᵀ the Jacobian of what is shared, the attacker of rank k inverts the k largest singular values and gets
 
     clean               τ_k = Σ_{i>k} (v_iᵀ x)²                                   Theorem 1
     noise ε on data     τ_k + Σ_{i≤k} (v_iᵀ ε)² / m                               Theorem 2
     noise ε on shares   τ_k + Σ_{i≤k} (u_iᵀ ε)² / (σ_i² p)                        Theorem 3
-    q shares zeroed     at least Σ_{i>d-q} (v_iᵀ x)²                              lower bound under pruning and dropout
 
-These are upper bounds on the error of one kind of attacker: **a high risk warns, a low one does not acquit.**
+**As printed, Theorems 2 and 3 are no upper bounds.** The inverse turns noise ε on shares into Σ_{i≤k} (u_iᵀ ε)² / σ_i² and noise
+on data into Σ_{i≤k} (v_iᵀ ε)², without any 1/p or 1/m: dividing claims a small part of the error it really makes. Both forms are
+returned, the paper's as ``noise``, that of the inverse as ``noise_total``. The second is what such an attacker gets; who knows
+something of the data gets more. **A high risk warns, a low one does not acquit.**
 
 Departs from the paper: τ_k is the complete residual ‖x‖² - Σ_{i≤k} (v_iᵀ x)² by default. The paper's sum stops at d = min(m, p);
-where p < m it forgets the part of x that no v_i sees. ``residual="paper"`` keeps the paper's. Its noise terms are divided by m
-and p, which the inverse itself does not do: both forms are returned. All is relative to ‖x‖² ("normalized example").
+where p < m it forgets the part of x that no v_i sees. ``residual="paper"`` keeps the paper's. All is relative to ‖x‖²
+("normalized example").
 """
 
 from __future__ import annotations
@@ -24,20 +26,16 @@ from torch import Tensor
 
 from gradveil.errors import UsageError
 from gradveil.spectra.spectrum import Spectrum
+from gradveil.study.risks import MEANING
 
-__all__ = ["MEANING", "InvLoss", "RankVariances", "Residual", "inversion_loss", "pruning_lower_bound"]
-
-MEANING = (
-    "InvRE rests on an upper bound of a linearised optimal attacker's error: a high score warns, and a low one does not acquit."
-)
-"""Said wherever a score is shown."""
+__all__ = ["MEANING", "InvLoss", "RankVariances", "Residual", "inversion_loss"]
 
 Residual = Literal["complete", "paper"]
 
 
 @dataclass(frozen=True, eq=False)
 class RankVariances:
-    """Gaussian noise that differs from one singular vector to the next, as what it adds to the expected bound.
+    """Gaussian noise that differs from one singular vector to the next, as what it adds to the expected error.
 
     Attributes:
         values: v_iᵀ C v_i (data) or u_iᵀ C u_i (shares) for noise of covariance C, one per singular value.
@@ -48,7 +46,7 @@ class RankVariances:
 
 @dataclass(frozen=True, eq=False)
 class InvLoss:
-    """The bound for every rank k = 0 … len(values), relative to ‖x‖².
+    """The error for every rank k = 0 … len(values), relative to ‖x‖².
 
     Attributes:
         signal: τ_k.
@@ -60,11 +58,6 @@ class InvLoss:
     noise: Tensor
     noise_total: Tensor
 
-    @property
-    def bound(self) -> Tensor:
-        """τ_k plus the paper's noise term."""
-        return self.signal + self.noise
-
 
 def inversion_loss(
     spectrum: Spectrum,
@@ -74,11 +67,11 @@ def inversion_loss(
     residual: Residual = "complete",
     tolerance: float = 0.0,
 ) -> InvLoss:
-    """Return the bounds of Theorems 1 to 3 for every rank.
+    """Return the errors of Theorems 1 to 3 for every rank.
 
     Args:
         spectrum: Of one record.
-        data_noise: Noise on the input: its standard deviation, for the expected bound; its variance along each right singular
+        data_noise: Noise on the input: its standard deviation, for the expected error; its variance along each right singular
             vector; or the noise itself (m entries; needs right singular vectors).
         shared_noise: The same on what is shared (left singular vectors; p entries).
         residual: ``complete`` or ``paper``.
@@ -104,20 +97,6 @@ def inversion_loss(
         noise=_relative(_cumulative(paper), energy),
         noise_total=_relative(_cumulative(on_data + amplified), energy),
     )
-
-
-def pruning_lower_bound(spectrum: Spectrum, dropped: int) -> float:
-    """Return what share of ‖x‖² no rank brings back once ``dropped`` shared values are zeroed.
-
-    ``spectrum`` is that of the *undefended* Jacobian; zeroing q rows takes at most q from its rank, and the paper charges the q
-    smallest. For what a given mask really costs, take the spectrum of the masked Jacobian: its complete residual at full rank.
-    """
-    if not spectrum.whole:
-        raise UsageError("the lower bound under pruning needs all singular values; use mode gram or dense")
-    if dropped < 0:
-        raise UsageError(f"dropped is {dropped}; it counts entries, from 0 on")
-    last = spectrum.projections.double().square()[max(0, len(spectrum.values) - dropped) :]
-    return float(_relative(last.sum(), spectrum.energy))
 
 
 def _noise(noise: float | Tensor | RankVariances, vectors: Tensor | None, count: int, name: str, side: str) -> Tensor:

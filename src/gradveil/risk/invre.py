@@ -2,7 +2,7 @@
 
     T_k = Σ_{i≤k} σ_i / (σ_i - σ_{i+1})     how hard the k-th rank is to reach; σ_{d+1} = 0
     P_k = (1 / T_k) / Σ_j (1 / T_j)          how likely an attacker of rank k is
-    score = Σ_k P_k τ_k                      expected bound on the error, τ_k from `gradveil.risk.invloss`
+    score = Σ_k P_k τ_k                      expected error, τ_k with its noise term from `gradveil.risk.invloss`
     InvRE = 1 / (1 + exp(β (score - α)))     β = 5, α the mean score over a reference set (`gradveil.risk.calibration`)
 
 Equal singular values make T infinite. What is done about them is a choice, named in every result:
@@ -29,14 +29,16 @@ from gradveil.risk.invloss import InvLoss, RankVariances, Residual, inversion_lo
 from gradveil.spectra.spectrum import Spectrum
 from gradveil.study.risks import RiskScore
 
-__all__ = ["BETA", "GAP_RULES", "TOLERANCE", "GapRule", "RiskScore", "Weights", "band_of", "invre", "rank_weights", "risk_score"]
+__all__ = ["BETA", "GAP_RULES", "TOLERANCE", "GapRule", "RiskScore", "Weights", "invre", "rank_weights", "risk_score"]
 
 GapRule = Literal["merge", "clamp", "strict"]
 GAP_RULES = ("merge", "clamp", "strict")
 NOISE_FORMS = ("paper", "inverse")
 TOLERANCE = 1e-4
 BETA = 5.0
-BANDS = ((0.15, "minimal"), (0.45, "moderate"), (math.inf, "high"))
+BLIND_TO_NOISE = (
+    "under noise the smallest singular values decide, and mode leading does not compute them; score with mode gram or dense"
+)
 LONGEST_TAIL = 100_000
 STEPS = 6
 
@@ -110,17 +112,6 @@ def invre(score: float, alpha: float, beta: float = BETA) -> float:
     return 1 / (1 + math.exp(min(700.0, max(-700.0, beta * (score - alpha)))))
 
 
-def band_of(value: float) -> str:
-    """Return the paper's reading of a score.
-
-    >>> [band_of(value) for value in (0.1, 0.15, 0.45, 0.5)]
-    ['minimal', 'moderate', 'moderate', 'high']
-    """
-    if value < BANDS[0][0]:
-        return BANDS[0][1]
-    return BANDS[1][1] if value <= BANDS[1][0] else BANDS[2][1]
-
-
 def risk_score(
     spectrum: Spectrum,
     *,
@@ -131,7 +122,7 @@ def risk_score(
     residual: Residual = "complete",
     data_noise: float | Tensor | RankVariances = 0.0,
     shared_noise: float | Tensor | RankVariances = 0.0,
-    noise_form: str = "paper",
+    noise_form: str = "inverse",
 ) -> RiskScore:
     """Return InvRE of one record, with the noise of a defense where it has any.
 
@@ -145,15 +136,20 @@ def risk_score(
         residual: complete or paper.
         data_noise: See `gradveil.risk.invloss.inversion_loss`.
         shared_noise: The same.
-        noise_form: ``paper`` divides noise terms by m or p, as Theorems 2 and 3 print them, which all but hides noise where many
-            values are shared; ``inverse`` takes the error the linear attacker really makes.
+        noise_form: ``inverse`` takes the error the linear attacker really makes; ``paper`` divides noise terms by m or p, as
+            Theorems 2 and 3 print them, which bounds nothing and all but hides noise where many values are shared.
+
+    Raises:
+        UsageError: There is noise, and only leading singular values are known: noise acts through the smallest ones.
     """
     if noise_form not in NOISE_FORMS:
         raise UsageError(f"there is no noise form {noise_form!r}{suggest(noise_form, NOISE_FORMS)}")
+    if not spectrum.whole and (_acts(data_noise) or _acts(shared_noise)):
+        raise UsageError(BLIND_TO_NOISE)
     loss = inversion_loss(spectrum, data_noise=data_noise, shared_noise=shared_noise, residual=residual, tolerance=tolerance)
     if spectrum.dead:
         # No rank can be reached: the attacker is left with what he had before, an error of the whole record.
-        least = float(loss.bound[0]) if spectrum.energy > 0 else 1.0
+        least = float(loss.signal[0]) if spectrum.energy > 0 else 1.0
         return _record(least, least, least, least, 0.0, Weights(*(torch.zeros(0),) * 3, 0, 0), alpha, beta, gap_rule)
     truncated = not spectrum.whole
     known = spectrum.values
@@ -175,6 +171,11 @@ def risk_score(
     least, most = (1 - share) * signal, (1 - share) * signal + share * float(loss.signal[weights.ranks[-1]])
     signal = (1 - share) * signal + share * tail
     return _record(signal + noise, least + noise, most + noise, signal, total, weights, alpha, beta, gap_rule)
+
+
+def _acts(noise: float | Tensor | RankVariances) -> bool:
+    values = noise.values if isinstance(noise, RankVariances) else torch.as_tensor(noise)
+    return bool((values != 0).any())
 
 
 def _tail(spectrum: Spectrum, weights: Weights, loss: InvLoss) -> tuple[float, float]:
@@ -236,7 +237,6 @@ def _record(
         relative=1 / max(score, 1e-12),
         low=invre(most, alpha, beta),
         high=invre(least, alpha, beta),
-        band=band_of(value),
         rank=weights.rank,
         merged=weights.merged,
         alpha=alpha,

@@ -6,8 +6,10 @@ covariance of the prior's score ∇ log π(x), every estimate obeys
     E |x̂ - x|² / d  >=  (1 / d) tr((E I(x) + S)⁻¹)  >=  d / (E tr I(x) + tr S),
 
 the mean being over inputs and noise (Van Trees 1968; Gill and Levit, Bernoulli 1995). No clipping is needed, only Gaussian noise
-and a smooth f. It bounds the *mean*: single records can be rebuilt far better. Real images have no smooth density; smoothed with
-N(0, τ²) they have one, with S at most I / τ², and the floor is then about the smoothed images, J being taken at them.
+and a smooth f: off the gradient of a ReLU network, which jumps, an attacker reads what J does not show, and the formula is no
+floor there (tests/unit/audit/test_floors.py has a network that breaks it). It bounds the *mean*: single records can be rebuilt
+far better. Real images have no smooth density; smoothed with N(0, τ²) they have one, with S at most I / τ², and the floor is then
+about the smoothed images, J being taken at them.
 
 The mean over inputs is that of a sample, so the floor comes with an interval over the sample. The trace of an inverse is convex,
 so the linear interval of the first form errs low, which is the safe side.

@@ -57,7 +57,7 @@ def assess_risk(
     cuts: Sequence[str] = (HORIZONTAL,),
     defenses: Sequence[str] = (),
     mode: str = "auto",
-    noise_form: str = "paper",
+    noise_form: str = "inverse",
     alpha: float | None = None,
     ranked: bool = False,
     on_record: Told | None = None,

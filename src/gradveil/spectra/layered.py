@@ -27,7 +27,7 @@ from gradveil.spectra.joint import JointJacobian
 from gradveil.spectra.layers import Call, WeightLayer, plain_layers
 from gradveil.tensors import Named
 
-__all__ = ["joint_push", "layered_bytes", "layered_grams"]
+__all__ = ["joint_push", "layer_of", "layered_blocks", "layered_bytes", "layered_grams"]
 
 STORE_BYTES = 6 * 2**30
 """What may be kept of all directions at once; layers beyond it wait for another sweep over the directions."""
@@ -147,6 +147,29 @@ def layered_grams(joint: JointJacobian, *, store_bytes: int = STORE_BYTES) -> Te
     return guarded(lambda: _grams(joint, _Probe(joint), store_bytes))
 
 
+def layered_blocks(joint: JointJacobian, directions: Tensor, *, store_bytes: int = STORE_BYTES) -> Named:
+    """Return D J_lᵀ J_l Dᵀ of one record for each layer l and directions D (n, m), as (n, n) in double precision.
+
+    What is kept at once does not grow with the number of weights: layers that do not fit wait for another sweep.
+
+    Args:
+        joint: One record with its learner.
+        directions: (n, m) rows.
+        store_bytes: What may be kept of all directions at once.
+    """
+    load_forward_mode()
+    return guarded(lambda: _blocks(joint, _Probe(joint), directions, store_bytes))
+
+
+def layer_of(tensor: str) -> str:
+    """Return the layer that a tensor of a release belongs to.
+
+    >>> layer_of("block.conv1.weight"), layer_of("scale")
+    ('block.conv1', 'scale')
+    """
+    return tensor.rpartition(".")[0] or tensor
+
+
 def layered_bytes(joint: JointJacobian) -> int:
     """Return what is kept of all directions of one record where one sweep over them suffices."""
     probe = _Probe(joint)
@@ -210,6 +233,21 @@ def _grams(joint: JointJacobian, probe: _Probe, store_bytes: int) -> Tensor:
     return grams.tril_().add_(grams.tril(-1).mT)
 
 
+def _blocks(joint: JointJacobian, probe: _Probe, directions: Tensor, store_bytes: int) -> Named:
+    count, layers = len(directions), probe.layers()
+    widths = _widths(probe, layers[0], count)
+    found: Named = {}
+    for group in _groups(widths, count * joint.at.element_size(), store_bytes):
+        stores = _sweep(joint, probe, layers, group, widths, directions)
+        for name in group:
+            own = layers[0].get(name)
+            gram = torch.zeros((count, count), dtype=torch.float64, device=joint.at.device)
+            _add(gram, stores.pop(name)[0], None if own is None else own.double(), joint.room)
+            block = name if own is not None else layer_of(name)
+            found[block] = found.get(block, 0) + gram.tril_().add_(gram.tril(-1).mT)
+    return found
+
+
 def _groups(widths: dict[str, int], bytes_each: int, most: int) -> Iterator[list[str]]:
     """Deal the layers into groups that fit; one that does not fit by itself stands alone."""
     group: list[str] = []
@@ -225,19 +263,31 @@ def _groups(widths: dict[str, int], bytes_each: int, most: int) -> Iterator[list
 
 
 def _sweep(
-    joint: JointJacobian, probe: _Probe, layers: list[dict[str, WeightLayer]], group: list[str], widths: dict[str, int]
+    joint: JointJacobian,
+    probe: _Probe,
+    layers: list[dict[str, WeightLayer]],
+    group: list[str],
+    widths: dict[str, int],
+    along: Tensor | None = None,
 ) -> dict[str, Tensor]:
-    """Walk over all input directions and keep, of every layer of the group, what its part of K is made of: (R, m, width)."""
-    size, like = joint.inputs, joint.at
+    """Walk over all input directions, or those given, and keep, of every layer of the group, what its part of K is made of.
+
+    Returns:
+        Per layer (R, n, width), n the number of directions.
+    """
+    size, like = joint.inputs if along is None else len(along), joint.at
     others = tuple(name for name in group if name not in layers[0])
     stores = {name: like.new_empty((len(joint), size, widths[name])) for name in group}
-    activity = sum(zero.numel() for zero in probe.zeros) + size + sum(widths[name] for name in group)
+    activity = sum(zero.numel() for zero in probe.zeros) + joint.inputs + sum(widths[name] for name in group)
     fitting = joint.room // (6 * activity * like.element_size() * len(joint))
     at_once = max(1, min(-(-SWEEP.get(like.device.type, SWEEP["cpu"]) // len(joint)), size, fitting))
     for start in range(0, size, at_once):
         stop = min(size, start + at_once)
-        directions = torch.zeros((stop - start, 1, size), dtype=like.dtype, device=like.device)
-        directions[:, 0, start:stop].fill_diagonal_(1)
+        if along is None:
+            directions = torch.zeros((stop - start, 1, size), dtype=like.dtype, device=like.device)
+            directions[:, 0, start:stop].fill_diagonal_(1)
+        else:
+            directions = along[start:stop].to(like).unsqueeze(1)
         for at, (deltas, reads, gradient) in enumerate(probe.moved(directions, others)):
             for name, store in stores.items():
                 if name in others:

@@ -14,7 +14,6 @@ from gradveil.study.codec import OMITTED, Malformed, named
 
 __all__ = [
     "Assessment",
-    "Bands",
     "CellRisk",
     "Coefficient",
     "Correlation",
@@ -27,9 +26,12 @@ __all__ = [
 
 RISK_FORMAT = "gradveil-risk-1"
 MEANING = (
-    "The theorem bounds a linearised optimal attacker's error from above, so a high score warns and a low one does not acquit."
+    "InvRE averages the errors of linear attackers who know nothing of the data: a high score warns, a low one does not acquit, "
+    "and it orders neither cuts nor records."
 )
 """Said wherever a score is shown; a folder may say it in its own words."""
+NO_BAND = "no value of InvRE separates safe from exposed: it moves with α, and a defense that attacks break can score low"
+"""Said wherever somebody sets a limit on it."""
 
 
 @dataclass(frozen=True)
@@ -44,7 +46,6 @@ class RiskScore:
         relative: The fixed-model variant of Appendix C: 1 / score, for comparing records under one model only.
         low: Least InvRE that what was not computed allows, where only leading singular values are known.
         high: Most.
-        band: minimal, moderate or high.
         rank: Number of singular values above the tolerance.
         merged: Near-ties among them.
         alpha: Centre of the logistic.
@@ -59,7 +60,6 @@ class RiskScore:
     relative: float
     low: float
     high: float
-    band: str
     rank: int
     merged: int
     alpha: float
@@ -82,7 +82,7 @@ class RecordRisk(RiskScore):
     """
 
     KEYS = (
-        *("row", "label", "invre", "score", "signal", "noise_total", "relative", "low", "high", "band", "rank", "merged"),
+        *("row", "label", "invre", "score", "signal", "noise_total", "relative", "low", "high", "rank", "merged"),
         *("alpha", "beta", "gap_rule", "fil", "dfil", "mode", "seconds", "notes"),
     )
 
@@ -96,15 +96,6 @@ class RecordRisk(RiskScore):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Bands:
-    """How many records are called minimally, moderately and highly exposed."""
-
-    minimal: int = 0
-    moderate: int = 0
-    high: int = 0
-
-
-@dataclass(frozen=True, kw_only=True)
 class Assessment:
     """All records under one model and one defense.
 
@@ -115,7 +106,7 @@ class Assessment:
     """
 
     KEYS = (
-        *("model", "defense", "mean_invre", "mean_score", "worst_invre", "bands", "most_exposed", "least_exposed"),
+        *("model", "defense", "mean_invre", "mean_score", "worst_invre", "most_exposed", "least_exposed"),
         *("seconds", "notes", "records"),
     )
 
@@ -147,12 +138,6 @@ class Assessment:
     def mode(self) -> str:
         """How the spectra were computed."""
         return "+".join(sorted({record.mode for record in self.records}))
-
-    @property
-    def bands(self) -> Bands:
-        """Records in each band."""
-        found = [record.band for record in self.records]
-        return Bands(minimal=found.count("minimal"), moderate=found.count("moderate"), high=found.count("high"))
 
     @property
     def ranked(self) -> tuple[RecordRisk, ...]:
@@ -236,9 +221,9 @@ class RiskRecord:
         low: Least that what was not computed allows.
         high: Most.
         score: What InvRE is made of; lower is more exposed.
-        band: minimal, moderate or high.
         undefended: Without a defense.
         error: Mean squared error of the best attack on it.
+        contrast: Mean squared distance of the record from the mean of records that were not attacked: known without any model.
     """
 
     pseudonym: str = ""
@@ -246,9 +231,9 @@ class RiskRecord:
     low: float
     high: float
     score: float | None = None
-    band: str = ""
     undefended: float | None = None
     error: float | None = None
+    contrast: float | None = None
 
     @classmethod
     def upgrade(cls, values: dict[str, Any]) -> dict[str, Any]:
@@ -265,7 +250,6 @@ class RiskSide:
     worst: float | None = None
     high: float | None = None
     mode: str = ""
-    bands: Bands = Bands()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -284,12 +268,16 @@ class Correlation:
         attack: Whose error stands beside the scores: informed or plain attackers.
         pearson: Of score and error.
         spearman: Of their ranks.
+        contrast: The null: Spearman of the error with the record's contrast about the mean, which takes no model to know.
+        partial: What the score adds to it: the partial rank correlation of score and error given contrast.
         n: Records behind it.
     """
 
     attack: str = ""
     pearson: Coefficient | None = None
     spearman: Coefficient | None = None
+    contrast: Coefficient | None = None
+    partial: Coefficient | None = None
     n: int = 0
 
 

@@ -29,7 +29,7 @@ from gradveil.significance import exact_upper
 from gradveil.study.limits import COUNTED, METRICS, Limit
 from gradveil.study.measures import Share, Spread
 from gradveil.study.results import CellResult
-from gradveil.study.risks import Assessment, RiskRecord
+from gradveil.study.risks import NO_BAND, Assessment, RiskRecord
 from gradveil.verdict.levels import level_of
 from gradveil.verdict.numbers import count
 from gradveil.verdict.status import settings_of
@@ -62,18 +62,21 @@ class Outcome:
         violations: Limits that are broken by cells that can be trusted.
         doubts: Sentences on cells that could not be judged.
         judged: How many pairs of a limit and a cell were compared.
+        remarks: What to know about limits that can be judged, and yet say little.
     """
 
     violations: tuple[Violation, ...]
     doubts: tuple[str, ...]
     judged: int
+    remarks: tuple[str, ...] = ()
 
     def as_dict(self) -> dict[str, Any]:
-        """Return the outcome as plain JSON values."""
+        """Return the outcome as plain JSON values; remarks where there are any."""
         broken = [
             {"limit": v.limit.text, "defense": v.defense, "bound": v.bound, "sentence": v.sentence} for v in self.violations
         ]
-        return {"passed": not broken and not self.doubts, "violations": broken, "doubts": list(self.doubts)}
+        told = {"passed": not broken and not self.doubts, "violations": broken, "doubts": list(self.doubts)}
+        return told | ({"remarks": list(self.remarks)} if self.remarks else {})
 
 
 def compare(limits: Iterable[Limit], cells: Sequence[CellResult], missing: Sequence[str] = ()) -> Outcome:
@@ -84,6 +87,7 @@ def compare(limits: Iterable[Limit], cells: Sequence[CellResult], missing: Seque
         cells: Those that are done.
         missing: Keys of cells that are not done; they cannot pass.
     """
+    limits = list(limits)
     violations: list[Violation] = []
     doubts = [f"cell {key} is not done" for key in missing]
     judged = 0
@@ -104,7 +108,11 @@ def compare(limits: Iterable[Limit], cells: Sequence[CellResult], missing: Seque
                 violations.append(found)
             elif found:
                 doubts.append(f"{cell.defense.spelling}: {found}")
-    return Outcome(tuple(violations), tuple(dict.fromkeys(doubts)), judged)
+    return Outcome(tuple(violations), tuple(dict.fromkeys(doubts)), judged, _remarks(limits))
+
+
+def _remarks(limits: Iterable[Limit]) -> tuple[str, ...]:
+    return tuple(f"the limit {limit.text!r} is no band: {NO_BAND}" for limit in limits if limit.metric == "invre")
 
 
 def compare_assessments(limits: Sequence[Limit], found: Sequence[Assessment]) -> Outcome:
@@ -113,7 +121,7 @@ def compare_assessments(limits: Sequence[Limit], found: Sequence[Assessment]) ->
     parts = [compare_risk(limits, [(each.defense, _by_row(each)) for each in found if each.model == name]) for name in models]
     violations = tuple(violation for part in parts for violation in part.violations)
     doubts = tuple(dict.fromkeys(doubt for part in parts for doubt in part.doubts))
-    return Outcome(violations, doubts, sum(part.judged for part in parts))
+    return Outcome(violations, doubts, sum(part.judged for part in parts), _remarks(limits))
 
 
 def _by_row(each: Assessment) -> list[RiskRecord]:

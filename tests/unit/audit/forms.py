@@ -38,21 +38,25 @@ CERTIFICATE = {
         },
     ),
 }
-SIDE = {
-    **{"mean": NUMBER, "worst": NUMBER, "high": NUMBER, "mode": str},
-    "bands": {"minimal": int, "moderate": int, "high": int},
-}
+SIDE = {"mean": NUMBER, "worst": NUMBER, "high": NUMBER, "mode": str}
 COEFFICIENT = ({"value": NUMBER, "p": NUMBER}, None)
 RISK = {
     **{"reason": "", "meaning": str, "alpha": NUMBER, "beta": NUMBER, "gap_rule": str, "noise_form": str, "notes": [str]},
     **{"defended": SIDE, "undefended": SIDE},
     "records": [
         {
-            **{"pseudonym": str, "invre": NUMBER, "low": NUMBER, "high": NUMBER, "score": NUMBER, "band": str},
-            **{"undefended": NUMBER, "error": MAYBE},
+            **{"pseudonym": str, "invre": NUMBER, "low": NUMBER, "high": NUMBER, "score": NUMBER},
+            **{"undefended": NUMBER, "error": MAYBE, "contrast": NUMBER},
         }
     ],
-    "correlation": {"attack": str, "pearson": COEFFICIENT, "spearman": COEFFICIENT, "n": int},
+    "correlation": {
+        "attack": str,
+        "pearson": COEFFICIENT,
+        "spearman": COEFFICIENT,
+        "contrast": COEFFICIENT,
+        "partial": COEFFICIENT,
+        "n": int,
+    },
 }
 PARTS = {"n": int, **dict.fromkeys(("mse", "psnr", "ssim", "lpips"), (SPREAD, {"unavailable": str}))}
 REGION = {"share": NUMBER, "area": NUMBER, **dict.fromkeys(("selected", "best_by_truth", "plain", "data_mean"), PARTS)}

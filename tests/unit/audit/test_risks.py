@@ -141,11 +141,43 @@ def test_scores_closer_than_their_error_are_said_not_to_rank(
     assert sum("differ by less" in note for note in found.notes) == told
 
 
-def test_the_record_names_mode_bands_and_errors() -> None:
+def test_contrast_is_the_distance_from_the_mean_of_the_others() -> None:
+    subject = make_subject()
+    found = risk_of_cell(subject)
+    assert found is not None
+    inputs = digits().inputs.flatten(1).double()
+    others = [row for row in range(len(inputs)) if row not in subject.indices]
+    expected = (inputs[list(subject.indices)] - inputs[others].mean(0)).square().mean(1)
+    assert list(found.contrasts) == pytest.approx(expected.tolist())
+    assert [each.contrast for each in found.beside(list("abcd"), [0.1] * 4, "plain").records] == list(found.contrasts)
+
+
+def test_a_score_that_only_knows_the_contrast_adds_nothing_to_it() -> None:
+    generator = np.random.default_rng(0)
+    contrast = generator.random(200)
+    error = contrast + 0.1 * generator.random(200)
+    found = correlate((-contrast + 0.01 * generator.random(200)).tolist(), error.tolist(), "plain", contrast.tolist())
+    assert found.spearman is not None and found.contrast is not None and found.partial is not None
+    assert found.spearman.value < -0.9 and found.contrast.value > 0.9
+    assert abs(found.partial.value) < 0.2 and (found.partial.p or 0) > 0.01
+    # What a score knows beyond contrast shows; ranks of three by hand: (r_xy - r_xz r_yz) / sqrt((1 - r_xz²)(1 - r_yz²)).
+    other = correlate((-error).tolist(), error.tolist(), "plain", contrast.tolist())
+    assert other.partial is not None and other.partial.value == pytest.approx(-1.0)
+    x, y, z = [1.0, 2.0, 3.0, 4.0, 5.0], [2.0, 1.0, 4.0, 3.0, 5.0], [1.0, 3.0, 2.0, 5.0, 4.0]
+    xy, xz, yz = (stats.spearmanr(a, b).statistic for a, b in ((x, y), (x, z), (y, z)))
+    by_hand = correlate(x, y, "plain", z).partial
+    assert by_hand is not None and by_hand.p is not None
+    assert by_hand.value == pytest.approx((xy - xz * yz) / np.sqrt((1 - xz**2) * (1 - yz**2)))
+    t = by_hand.value * np.sqrt(2 / (1 - by_hand.value**2))
+    assert by_hand.p == pytest.approx(2 * stats.t.sf(abs(t), 2))
+    assert correlate(x, y, "plain").partial is None and correlate(x, y, "plain", [1.0] * 5).contrast is None
+
+
+def test_the_record_names_mode_and_errors() -> None:
     record = encode(run_cell(CELL.replace(defense="gaussian_noise(std=0.01)"), digits()).result)
     risk = record["risk"]
     json.dumps(risk, allow_nan=False)
-    assert risk["defended"]["mode"] == "dense" and sum(risk["defended"]["bands"].values()) == 4
+    assert risk["defended"]["mode"] == "dense"
     assert [row["pseudonym"] for row in risk["records"]] == [row["pseudonym"] for row in record["records"]]
     assert risk["defended"]["worst"] == max(row["invre"] for row in risk["records"])
     assert "does not acquit" in risk["meaning"]

@@ -11,11 +11,7 @@ from scipy import stats
 
 def side(values: Sequence[float]) -> dict[str, Any]:
     """Return the summary of one side."""
-    bands = ["minimal" if value < 0.15 else "moderate" if value <= 0.45 else "high" for value in values]
-    return {
-        **{"mean": sum(values) / len(values), "worst": max(values), "high": max(values) + 0.01, "mode": "leading"},
-        "bands": {name: bands.count(name) for name in ("minimal", "moderate", "high")},
-    }
+    return {"mean": sum(values) / len(values), "worst": max(values), "high": max(values) + 0.01, "mode": "leading"}
 
 
 def risk(spelling: str, records: Sequence[dict[str, Any]]) -> dict[str, Any]:
@@ -26,17 +22,19 @@ def risk(spelling: str, records: Sequence[dict[str, Any]]) -> dict[str, Any]:
     tests = {"pearson": stats.pearsonr(own, errors), "spearman": stats.spearmanr(own, errors)}
     return {
         **{"reason": "", "meaning": "A high score warns, and a low one does not acquit", "alpha": 0.99, "beta": 5.0},
-        **{"gap_rule": "merge", "noise_form": "paper", "defended": side(own), "undefended": side(bare)},
+        **{"gap_rule": "merge", "noise_form": "inverse", "defended": side(own), "undefended": side(bare)},
         "records": [
             {
                 **{"pseudonym": record["pseudonym"], "invre": value, "low": value - 0.01, "high": value + 0.01, "score": 0.97},
-                **{"band": "high", "undefended": undefended, "error": error},
+                **{"undefended": undefended, "error": error, "contrast": 0.05 + 0.01 * math.cos(value)},
             }
             for record, value, undefended, error in zip(records, own, bare, errors, strict=True)
         ],
         "correlation": {
             "attack": "plain" if spelling == "none" else "informed",
             **{name: {"value": float(test.statistic), "p": float(test.pvalue)} for name, test in tests.items()},
+            "contrast": {"value": 0.85, "p": 0.0001},
+            "partial": {"value": -0.2, "p": 0.47},
             "n": len(records),
         },
         "notes": [],

@@ -66,8 +66,34 @@ def test_a_score_that_foretells_nothing_is_said_to(tmp_path: Path) -> None:
         return text_of(write_report(change(make_results(tmp_path), edit)))
 
     assert "did not tell which records" in tell(-0.3, 0.3)
-    assert "rebuilt better (Spearman −0.70 (p = 0.004) over 16 records), as they should be" in tell(-0.7, 0.004)
+    assert "rebuilt better (Spearman −0.70 (p = 0.004) over 16 records), but no better than can be shown from" in tell(
+        -0.7, 0.004
+    )
     assert "here the score misleads" in tell(0.7, 0.0001)
+
+
+def test_every_correlation_stands_beside_its_null(tmp_path: Path) -> None:
+    def edit(cell: dict[str, Any]) -> None:
+        cell["risk"]["correlation"] |= {"spearman": {"value": -0.7, "p": 0.004}, "partial": {"value": -0.6, "p": 0.02}}
+
+    text = text_of(write_report(change(make_results(tmp_path / "a"), edit)))
+    assert "also beyond their contrast (contrast alone 0.85 (p < 0.001), given contrast −0.60 (p = 0.020))" in text
+    page = section(write_report(make_results(tmp_path / "b")))
+    assert page.count("contrast alone") == page.count("given contrast") == page.count("<figure>") > 0
+    assert "Contrast alone" in page and "Given contrast" in page
+    assert not re.search("minimal|moderate", page)
+
+
+def test_folders_with_bands_and_no_null_are_read(tmp_path: Path) -> None:
+    def edit(cell: dict[str, Any]) -> None:
+        cell["risk"]["defended"]["bands"] = {"minimal": 0, "moderate": 0, "high": 16}
+        cell["risk"]["correlation"] = {"attack": "plain", "spearman": {"value": -0.7, "p": 0.004}, "n": 16}
+        for record in cell["risk"]["records"]:
+            record["band"] = "high"
+            del record["contrast"]
+
+    text = text_of(write_report(change(make_results(tmp_path), edit)))
+    assert "rebuilt better (Spearman −0.70 (p = 0.004) over 16 records), as they should be" in text
 
 
 def test_a_correlation_that_does_not_exist_is_not_a_number_on_the_page(tmp_path: Path) -> None:
@@ -100,7 +126,7 @@ def test_odd_values_do_not_reach_the_page(tmp_path: Path) -> None:
     def edit(cell: dict[str, Any]) -> None:
         cell["risk"]["records"][0]["invre"] = "high"
         cell["risk"]["records"][1]["error"] = None
-        cell["risk"]["defended"] |= {"worst": None, "bands": 3}
+        cell["risk"]["defended"] |= {"worst": None, "mode": 3}
         cell["risk"]["undefended"] = []
 
     folder = change(make_results(tmp_path), edit)

@@ -21,7 +21,7 @@ BASE = ["risk", "--records", "3", "--model", "mlp(hidden=[8])", "--quiet"]
 
 def result(rows: int = 12, name: str = "mlp") -> RiskResult:
     def record(row: int, value: float) -> RecordRisk:
-        score = RiskScore(value, 0.9, 0.9, 0.0, 1.1, value - 0.01, value + 0.01, "moderate", 64, 0, 0.99, 5.0, "merge")
+        score = RiskScore(value, 0.9, 0.9, 0.0, 1.1, value - 0.01, value + 0.01, 64, 0, 0.99, 5.0, "merge")
         return RecordRisk(**vars(score), row=row, label=None if row == 0 else 1, mode="gram", seconds=0.25, notes=(HOSTILE,))
 
     def one(defense: str, shift: float) -> Assessment:

@@ -11,8 +11,8 @@ from gradveil import risk
 
 MODULES = [module.name for module in pkgutil.iter_modules(risk.__path__)]
 TOOLS = {
-    "invloss": {"MEANING", "InvLoss", "inversion_loss", "pruning_lower_bound"},
-    "invre": {"RiskScore", "band_of", "rank_weights", "risk_score"},
+    "invloss": {"MEANING", "InvLoss", "inversion_loss"},
+    "invre": {"RiskScore", "rank_weights", "risk_score"},
     "fisher": {"diagonal_leakage", "fisher_leakage"},
     "exposure": {"Assessment", "DefendedRelease", "RecordRisk", "assess", "defended_release"},
     "calibration": {"Calibration", "built_in_calibration", "calibrate", "read_alpha"},

@@ -32,7 +32,7 @@ def learner() -> Learner:
     return Learner.of(model, loss_by_name("cross_entropy"))
 
 
-def scored(spelling: str, mode: str = "auto", form: str = "paper") -> Assessment:
+def scored(spelling: str, mode: str = "auto", form: str = "inverse") -> Assessment:
     return assess(learner(), BATCH, build_defense(spelling), alpha=0.9, mode=mode, model="mlp", noise_form=form)
 
 
@@ -149,6 +149,18 @@ def test_a_spectrum_is_made_once_for_all_defenses_that_only_add_noise() -> None:
     assert pruned.mean_invre != plain.mean_invre
 
 
+def test_leading_values_refuse_noise_and_the_command_takes_the_exact_ones_then(monkeypatch: pytest.MonkeyPatch) -> None:
+    shape = (1, 10, 10)
+    own = Learner.of(build_model("mlp(hidden=[8])", input_shape=shape, classes=3, seed=Seed(0)), loss_by_name("cross_entropy"))
+    batch = Batch(torch.rand((1, *shape), generator=Seed(1).generator("inputs")), torch.tensor([0]))
+    noisy, bare = build_defense("gaussian_noise(std=0.01)"), build_defense("none")
+    with pytest.raises(UsageError, match="gram or dense"):
+        assess(own, batch, noisy, alpha=0.9, mode="leading")
+    monkeypatch.setattr("gradveil.risk.exposure.choose_mode", lambda _: "leading")
+    found = [assess(own, batch, defense, alpha=0.9) for defense in (bare, noisy, build_defense("data_noise(std=0.1)"))]
+    assert [each.mode for each in found] == ["leading", "gram", "gram"]
+
+
 def test_the_mode_may_be_chosen_record_by_record() -> None:
     found = assess(learner(), BATCH, build_defense("none"), alpha=0.9, mode=lambda jacobian: "gram")
     assert {record.mode for record in found.records} == {"gram"}
@@ -172,7 +184,10 @@ def test_the_command_is_gated(limits: list[str], code: int, capsys: pytest.Captu
     asked = [word for text in limits for word in ("--fail-if", text)]
     assert main([*base, "--defense", "gaussian_noise(std=0.01)", *asked]) == code
     said = capsys.readouterr().err
-    assert code == 0 or (said.count("\n") == 1 and "invre" in said)
+    lines = said.splitlines()
+    assert code == 0 or "invre" in lines[-1]
+    # A limit that can be judged is said to be no band.
+    assert len(lines) == (1 if code == 2 else len(limits) + (code != 0)) and (code == 2 or "is no band" in lines[0])
     # Every model is judged, each record is named by its row.
     assert code != 1 or ("under mlp(hidden=[8])" in said and "under mlp(hidden=[4])" in said and "InvRE of row" in said)
 

@@ -1,0 +1,129 @@
+"""What an attacker knows of the data beforehand: mean and leading directions of public records, and what these leave out.
+
+The one place where `gradveil.risk` makes a prior; whoever has another basis of public records hands in a `Prior` of it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from gradveil.errors import UsageError
+from gradveil.randomness import Seed
+
+__all__ = ["FEWEST", "RANK", "Prior", "public_prior"]
+
+RANK = 256
+"""Directions kept, where public records are enough."""
+FEWEST = 16
+"""Public records that a prior takes at least."""
+HELD_OUT = 10
+"""Every so many public records are kept from the fit, to see what the directions leave out of records that are new."""
+OUTSIDE = 8
+"""Held-out records that stand for what the directions leave out."""
+EXACT = 1500
+"""Records or values up to which directions come from a whole decomposition; beyond, from random starts."""
+SPARE, POWERS = 32, 4
+RANGES = 10.0
+"""By how much public records may spread more or less than those that are scored."""
+
+
+@dataclass(frozen=True, eq=False)
+class Prior:
+    """A Gaussian prior of low rank, and samples of what it leaves out.
+
+    Attributes:
+        mean: μ, (m,).
+        basis: U, (m, r) with orthonormal columns.
+        variances: λ, (r,), falling.
+        outside: (k, m) what μ and U leave of public records that they were not fitted to.
+        records: How many public records it was made of.
+        source: Where they are from, in words.
+    """
+
+    mean: Tensor
+    basis: Tensor
+    variances: Tensor
+    outside: Tensor
+    records: int
+    source: str = ""
+
+    @property
+    def rank(self) -> int:
+        """Number of directions."""
+        return self.basis.shape[1]
+
+    @property
+    def kept(self) -> float:
+        """The share of the variance of new records that lies along the directions."""
+        left = float(self.outside.square().sum(1).mean()) if len(self.outside) else 0.0
+        total = float(self.variances.sum()) + left
+        return float(self.variances.sum()) / total if total > 0 else 0.0
+
+
+def public_prior(public: Tensor, *, like: Tensor, rank: int | None = None, source: str = "", seed: Seed | None = None) -> Prior:
+    """Return mean, covariance of low rank, and what is left out, of public records.
+
+    Args:
+        public: (n, ...) records that are not scored.
+        like: (k, ...) those that are.
+        rank: Directions kept; None takes 256, or half of the public records where they are fewer.
+        source: Where the public records are from.
+        seed: Of random starts, where there are many values.
+
+    Raises:
+        UsageError: One sentence on public records that do not fit.
+    """
+    if public.shape[1:] != like.shape[1:]:
+        shapes = tuple(public.shape[1:]), tuple(like.shape[1:])
+        raise UsageError(
+            f"public records have shape {shapes[0]} and the scored ones {shapes[1]}; give public records of one shape"
+        )
+    if len(public) < FEWEST:
+        raise UsageError(f"a prior takes at least {FEWEST} public records, and there are {len(public)}; give more of them")
+    _check_range(public, like)
+    flat = public.flatten(1).double().cpu()
+    held = torch.zeros(len(flat), dtype=torch.bool)
+    held[HELD_OUT - 1 :: HELD_OUT] = True
+    fitted, size = flat[~held], flat.shape[1]
+    most = min(len(fitted) - 1, size)
+    if rank is not None and not 1 <= rank <= most:
+        why = f"{len(public)} public records" if most < size else f"{size} values a record"
+        raise UsageError(
+            f"rank {rank} is out of reach: {why} carry at most {most} directions; lower it, or give more public records"
+        )
+    kept = rank or max(1, min(RANK, len(fitted) // 2, size))
+    mean = fitted.mean(0)
+    values, basis = _directions(fitted - mean, kept, (seed or Seed(0)).child("prior"))
+    if not float(values[0]) > 1e-12:
+        raise UsageError("all public records are alike, so they tell nothing of how records differ; give others")
+    basis = basis[:, values > 1e-12 * values[0]]
+    values = values[values > 1e-12 * values[0]]
+    new = flat[held][:OUTSIDE] - mean
+    return Prior(mean, basis, values, new - (new @ basis) @ basis.T, len(public), source)
+
+
+def _check_range(public: Tensor, like: Tensor) -> None:
+    if not bool(torch.isfinite(public).all()):
+        raise UsageError("public records have values that are not finite; remove them")
+    low, high, own_low, own_high = (float(each) for side in (public, like) for each in (side.min(), side.max()))
+    spread, own = high - low, own_high - own_low
+    if own > 0 and spread > 0 and not 1 / RANGES <= spread / own <= RANGES:
+        raise UsageError(
+            f"public records reach from {low:g} to {high:g}, the scored ones from {own_low:g} to {own_high:g}; scale them alike"
+        )
+
+
+def _directions(centred: Tensor, kept: int, seed: Seed) -> tuple[Tensor, Tensor]:
+    """Return the leading variances and directions (m, kept): whole, or by power steps from random starts."""
+    count, size = centred.shape
+    if min(count, size) <= EXACT:
+        _, singular, right = torch.linalg.svd(centred, full_matrices=False)
+        return singular[:kept].square() / (count - 1), right[:kept].T.contiguous()
+    block = torch.randn((size, min(size, kept + SPARE)), generator=seed.generator("starts"), dtype=torch.float64)
+    for _ in range(POWERS):
+        block, _ = torch.linalg.qr(centred.T @ (centred @ block))
+    _, singular, right = torch.linalg.svd(centred @ block, full_matrices=False)
+    return singular[:kept].square() / (count - 1), block @ right[:kept].T
