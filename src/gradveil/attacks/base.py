@@ -28,6 +28,7 @@ __all__ = [
     "AttackContext",
     "Cost",
     "Observe",
+    "PublicRecords",
     "Simulate",
     "SimulateMany",
     "check_is_attack",
@@ -62,6 +63,21 @@ class AttackCard(Card):
 
 
 @dataclass(frozen=True)
+class PublicRecords:
+    """Records that an attacker holds beside the update and learns from; none of them, nor a near copy, is under attack.
+
+    Attributes:
+        inputs: (P, ...) in [0, 1].
+        targets: (P,) their labels.
+        source: Where they come from: ``same`` (the data under attack), ``other`` (other data), ``none`` (drawn from a law).
+    """
+
+    inputs: Tensor
+    targets: Tensor
+    source: str
+
+
+@dataclass(frozen=True)
 class AttackContext:
     """What an attacker works with.
 
@@ -79,6 +95,7 @@ class AttackContext:
             per target and restart; for studies of how attacks converge.
         observe: The same as all that would be seen, payloads included; also where nothing is done to the update.
         memory: What attackers have learned of this client and may share, by what it depends on.
+        public: Records to learn from, where the attacker has any.
     """
 
     seed: Seed
@@ -92,6 +109,7 @@ class AttackContext:
     watch: Callable[[int, Named], None] | None = None
     observe: Observe | None = None
     memory: dict[Hashable, Any] = field(default_factory=dict, compare=False, repr=False)
+    public: PublicRecords | None = None
 
     def steps(self, wanted: int) -> int:
         """Return how many of the wanted steps the budget allows."""
