@@ -8,6 +8,8 @@
 * magnitudes, robust, learned: ways to compare that survive what is done to single entries (`gradveil.attacks.generic.stances`).
   Each runs only where it tells the truth from other inputs clearly better than comparing values does, which the attacker measures
   on public inputs of its own sent through the client's code.
+* simulated: no way to compare, and so no stance of a search: the whole attack is made of what public records send through the
+  defended client (`gradveil.attacks.kernel_regression`). It needs nothing but the client's code, so no author can switch it off.
 """
 
 from __future__ import annotations
@@ -32,6 +34,7 @@ __all__ = [
     "AUTHORLESS",
     "FIRST_STANCES",
     "LEARNED_STANCES",
+    "SIMULATED",
     "STANCES",
     "StraightThrough",
     "ZeroMask",
@@ -44,7 +47,9 @@ FIRST_STANCES = ("plain", "informed", "straight_through", "averaged", "zero_mask
 """Those of ensembles published before there were others."""
 LEARNED_STANCES = ("magnitudes", "robust", "learned")
 STANCES = (*FIRST_STANCES, *LEARNED_STANCES)
-AUTHORLESS = tuple(stance for stance in STANCES if stance not in ("plain", "informed"))
+"""Of searches."""
+SIMULATED = "simulated"
+AUTHORLESS = tuple(stance for stance in (*STANCES, SIMULATED) if stance not in ("plain", "informed"))
 """Stances that take account of a defense and need nobody to describe it."""
 OFFSET = "offset/"
 DRAWS = 4
@@ -147,6 +152,8 @@ def stances_for(observation: Observation, context: AttackContext, asked: Collect
         stances.append("zero_mask")
     if known and set(asked) & set(LEARNED_STANCES):
         stances += _clearer(observation, context)
+    if known and context.simulate is not None and SIMULATED in asked:
+        stances.append(SIMULATED)
     return tuple(stances)
 
 

@@ -28,13 +28,14 @@ __all__ = [
     "AttackContext",
     "Cost",
     "Observe",
+    "PublicRecords",
     "Simulate",
     "SimulateMany",
     "check_is_attack",
     "launch",
 ]
 
-USES_THE_DEFENSE = ("informed", "straight_through", "averaged", "magnitudes", "robust", "learned")
+USES_THE_DEFENSE = ("informed", "straight_through", "averaged", "magnitudes", "robust", "learned", "simulated")
 
 Simulate = Callable[[Tensor, Tensor, int], tuple[Named, ...]]
 """``(inputs, targets, draw) -> update of each round``: the client's whole defended code on the attacker's own data."""
@@ -62,6 +63,21 @@ class AttackCard(Card):
 
 
 @dataclass(frozen=True)
+class PublicRecords:
+    """Records that an attacker holds beside the update and learns from; none of them, nor a near copy, is under attack.
+
+    Attributes:
+        inputs: (P, ...) in [0, 1].
+        targets: (P,) their labels.
+        source: Where they come from: ``same`` (the data under attack), ``other`` (other data), ``none`` (drawn from a law).
+    """
+
+    inputs: Tensor
+    targets: Tensor
+    source: str
+
+
+@dataclass(frozen=True)
 class AttackContext:
     """What an attacker works with.
 
@@ -79,6 +95,7 @@ class AttackContext:
             per target and restart; for studies of how attacks converge.
         observe: The same as all that would be seen, payloads included; also where nothing is done to the update.
         memory: What attackers have learned of this client and may share, by what it depends on.
+        public: Records to learn from, where the attacker has any.
     """
 
     seed: Seed
@@ -92,6 +109,7 @@ class AttackContext:
     watch: Callable[[int, Named], None] | None = None
     observe: Observe | None = None
     memory: dict[Hashable, Any] = field(default_factory=dict, compare=False, repr=False)
+    public: PublicRecords | None = None
 
     def steps(self, wanted: int) -> int:
         """Return how many of the wanted steps the budget allows."""
@@ -106,11 +124,13 @@ class Cost:
         steps: Evaluations per restart.
         restarts: Candidates per target, for each of its plausible labels.
         client_updates: Updates of the defended client per step, in the mean, where it is run along the way.
+        per_label: Whether all updates of one label share what is spent, so that as many are paid for as there are labels.
     """
 
     steps: int = 1
     restarts: int = 1
     client_updates: float = 0.0
+    per_label: bool = False
 
 
 @dataclass(frozen=True)
@@ -125,6 +145,10 @@ class Attack:
 
     def applies(self, observation: Observation) -> str | None:
         """Return None where the attack can be tried, else one sentence why it cannot."""
+        return None
+
+    def lacks(self, observation: Observation, context: AttackContext) -> str | None:
+        """Return None where the attacker has what the attack works with, else one sentence on what is missing."""
         return None
 
     @property
@@ -214,7 +238,7 @@ def launch(attack: Attack, observations: Sequence[Observation], context: AttackC
         raise MissingKnowledge(f"attack {card.name!r} needs to know {withheld}; grant it in the threat model or drop the attack")
     for update in (update for observation in observations for update in observation.updates):
         check_finite(update.weights, "the update under attack")
-    reason = attack.applies(observations[0])
+    reason = attack.applies(observations[0]) or attack.lacks(observations[0], context)
     if reason:
         raise UsageError(f"attack {card.name!r} does not apply: {reason}")
     guard = _Guard()

@@ -352,6 +352,7 @@ def line_up(ensemble: Ensemble, observation: Observation, context: AttackContext
             # `informed_twins`.
             stances = [stance for stance in stances if stance != "informed"]
         here = [member.attack.with_stance(stance) for stance in stances]
+        here = [attack for attack in here if attack.lacks(observation, context) is None]
         more: list[Attack | None] = [
             with_statistics(attack, observation) for attack in here if attack.stance in ("plain", "informed")
         ]

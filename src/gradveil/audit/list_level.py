@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from gradveil.attacks.base import AttackContext
+from gradveil.attacks.engine.affordable import halved
 from gradveil.attacks.listing import Evidence, ListClient, Ranking, affordable, generic_evidence, own_evidence
 from gradveil.audit.list_counts import Try, best_guess, clustered, counted, of_the_strongest
 from gradveil.audit.list_others import others_known
@@ -77,9 +78,7 @@ def _affordable(subject: Subject, context: AttackContext, size: int, seconds: fl
     few = Pool.of(subject, min(size, least)).hypotheses(list_seed(subject), each)
     client = ListClient(subject.targets[0].observation, few, context)
     cost = client.seconds() * (RUNS if client.varies() else 1)
-    while size > least and size * cost > seconds:
-        size = max(least, size // 2)
-    return size
+    return halved(size, least, cost, seconds)
 
 
 @dataclass

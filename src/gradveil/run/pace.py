@@ -52,6 +52,8 @@ def attack_seconds(attack: Attack, observation: Observation, context: AttackCont
     together = 1 if alone else updates
     steps = context.steps(attack.cost().steps)
     first, found = _timed(attack, [observation] * together, context, FEW)
+    if attack.cost().per_label:  # what all updates of one label share was measured on copies of one update
+        return Pace(first * _labels(observation, updates), found)
     if steps <= FEW:
         return Pace(first * updates / together, found)
     if first > LONG_SECONDS:
@@ -70,6 +72,13 @@ def attack_seconds(attack: Attack, observation: Observation, context: AttackCont
     if mode.mode == "compiled":
         seconds = once + COMPILING_SECONDS + steps * per_step / COMPILED_FASTER
     return Pace(seconds, found)
+
+
+def _labels(observation: Observation, updates: int) -> float:
+    """Return how many labels are expected among so many updates, if all classes are as frequent; of batches, one each."""
+    if observation.examples > 1 or observation.classes == 0:
+        return updates
+    return observation.classes * (1 - (1 - 1 / observation.classes) ** updates)
 
 
 def judging_seconds(observation: Observation, candidates: Sequence[Reconstruction], updates: int) -> float:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from dataclasses import dataclass
 
 import torch
@@ -10,6 +9,7 @@ from torch import Tensor
 
 from gradveil.adversary import with_prefix
 from gradveil.attacks.base import AttackContext
+from gradveil.attacks.engine.affordable import seconds_of
 from gradveil.attacks.listing.hypotheses import Hypotheses
 from gradveil.errors import MissingKnowledge
 from gradveil.records import Observation
@@ -68,7 +68,4 @@ class ListClient:
 
     def seconds(self) -> float:
         """Return how long one release takes, measured on the second of two."""
-        self.observe(0, 0)
-        begun = time.perf_counter()
-        self.observe(0, 1)
-        return time.perf_counter() - begun
+        return seconds_of(lambda draw: self.observe(0, draw))
