@@ -23,8 +23,8 @@ FEATURES = ("whitened", "scaled", "scaled_by_tensor", "lengths", "angles", "angl
 * ``angles``: the same of |cos(y, g)|, g the candidate's gradient without a defense: an orthogonal release gives itself away.
 * ``angles_where_sent``: the same of |cos| where y is not zero, which sees through any pruning.
 
-Last in a row of features, and used only where they clearly help (`Evidence`), stand the signs: Σ over tensors of Σ sign(y) sign(m),
-weighed by the odds at which the signs of draws are those of their mean. They survive factors that differ wildly from entry to entry.
+Last in a row of features, and used only where they clearly help (`Evidence`), stand the signs: ½ Σ sign(y) sign(m), tensor by
+tensor at the odds at which signs of the attacker's own releases are those of the mean. They survive wild factors of entries.
 """
 LENGTH, ANGLE, SUPPORT = 0, 1, 2
 ROUNDING = 2.0**-20
