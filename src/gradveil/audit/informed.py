@@ -61,7 +61,7 @@ def check_informed_ran(subject: Subject, candidates: Candidates) -> Check:
     stances = {candidate.stance for many in candidates for candidate in many} & set(AUTHORLESS)
     others = " and ".join(stance.replace("_", " ") for stance in AUTHORLESS if stance in stances)
     more = f"only generic attackers ({others}) took account of it" if others else "and no generic attacker could use it"
-    why = "the defense's own attacker searches as if there were no defense"
+    why = "the defense's own attacker searches as if there were no defense, or cannot tell the truth from a grey picture"
     remedy = "Let its adversary() replay the defense or compare what survives it; `gradveil check` says whether it does."
     if _searches_otherwise(subject, ran=False):
         why, remedy = "no attack of this ensemble takes the stance of who knows it", "Name an ensemble that does, such as quick."
@@ -143,8 +143,13 @@ def _searches_otherwise(subject: Subject, *, ran: bool = True) -> bool:
         if told.noise_std is not None and _leaves(target, told.noise_std):
             return True  # a likelihood
         for index in range(len(seen.updates)):
-            for inputs in (target.replayed_inputs, torch.full_like(target.replayed_inputs, 0.5)):
-                own, plain = (_compared(each, seen, inputs, target, index) for each in (seen.adversary, OpenAdversary()))
+            guesses = (target.replayed_inputs, torch.full_like(target.replayed_inputs, 0.5))
+            both = [_compared(seen.adversary, seen, inputs, target, index) for inputs in guesses]
+            truth, grey = (float((a - b).norm()) for a, b in both)
+            if truth == grey:
+                continue  # it says of the truth what it says of a grey picture, so no search can go by it
+            for inputs, own in zip(guesses, both, strict=True):
+                plain = _compared(OpenAdversary(), seen, inputs, target, index)
                 if own[0].shape != plain[0].shape:
                     return True
                 apart = sum(float((a - b).norm()) for a, b in zip(own, plain, strict=True))

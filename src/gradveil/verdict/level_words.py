@@ -57,7 +57,7 @@ def power_words(cell: CellResult) -> str:
         return f"Power not measured: {power.reason}." if power.reason else UNMEASURED
     if not power.shown:
         return f"{_who(power)} won only where nothing was defended, if anywhere, so that they failed here says little."
-    parts = [*_weaker(power), *_planted(power)]
+    parts = [*_weaker(power), *_planted(power)] or ["they break the defense as it is"]
     return f"{_who(power)} were shown to win: {'; '.join(parts)}."
 
 

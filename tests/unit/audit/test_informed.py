@@ -61,7 +61,21 @@ class Sizes(OpenAdversary):
         return Comparison({n: v.abs() for n, v in plain.simulated.items()}, {n: v.abs() for n, v in plain.observed.items()})
 
 
-KINDS: dict[str, type[OpenAdversary]] = {"lazy": Lazy, "copies": Copies, "boasts": Boasts, "sizes": Sizes}
+class Constant(OpenAdversary):
+    """Has a comparison of its own, under which every picture explains the update as well as the truth."""
+
+    def compare(self, evidence: Named, simulated: Named, variables: Named) -> Comparison:
+        ones = {n: torch.ones_like(v) for n, v in simulated.items()}
+        return Comparison(ones, ones)
+
+
+KINDS: dict[str, type[OpenAdversary]] = {
+    "lazy": Lazy,
+    "copies": Copies,
+    "boasts": Boasts,
+    "constant": Constant,
+    "sizes": Sizes,
+}
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -133,6 +147,8 @@ def _data() -> None:
         (spelled(author="lazy", rate=1.0), ["plain"], "none"),  # turned round: no scale leads back
         (spelled(author="boasts"), ["plain", "informed"], "none"),
         (spelled(author="boasts"), ["plain", "informed", "robust"], "generic"),
+        (spelled(author="constant"), ["plain", "informed"], "none"),
+        (spelled(author="constant"), ["plain", "informed", "robust"], "generic"),
     ],
 )
 def test_who_used_what_is_known_of_the_defense(defense: str, stances: list[str], who: str) -> None:

@@ -69,6 +69,13 @@ def test_with_power_it_is_and_says_where_these_attackers_win() -> None:
     assert "a leak of the raw update is 3.4 % of what is seen (a50)" in said(held)
 
 
+def test_whoever_broke_the_defense_itself_was_shown_to_win_and_the_sentence_has_an_end() -> None:
+    """Broken, no weaker setting was tried, and of a planted leak they found less than half: "were shown to win: ."."""
+    found = Power(planted=(Rung(leak=1.0, identified=Share.of(5, 16)),), shown=True, reason="broken as it is")
+    told = power_words(cell(8, power=found))
+    assert told == "These attackers were shown to win: they break the defense as it is."
+
+
 def test_breaking_the_undefended_update_is_called_that() -> None:
     bare = replace(SHOWN, ladder=(Rung(spelling="none", identified=Share.of(32, N)),))
     assert "they break the undefended update (32 of 32)" in power_words(cell(1, power=bare))
