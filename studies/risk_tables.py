@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 from scipy import stats
 
+from gradveil.audit.risks import correlate
 from studies.shared import MISSING, table
 
 __all__ = ["NULLS", "defenses", "nulls_of", "order", "records"]
@@ -84,8 +85,11 @@ OUTCOMES: dict[str, Callable[[Mapping[str, Any]], float]] = {
 
 
 def records(parts: Parts) -> str:
-    """Show per-record risk against attack error: Figure 3."""
-    lines = []
+    """Show per-record risk against attack error, beside the null and what the score adds to it: Figure 3.
+
+    The null is the picture's contrast: its squared distance from the mean of the training pictures, which takes no model.
+    """
+    lines, blank = [], nulls_of(parts)
     for subject in _subjects(parts, "fig3"):
         risk = _joined(parts, "fig3", "risk", subject)
         for attack, title in ATTACKS.items():
@@ -95,13 +99,18 @@ def records(parts: Parts) -> str:
                 continue
             y = {name: np.array([outcome(errors[row]) for row in rows]) for name, outcome in OUTCOMES.items()}
             invre, variation = (np.array([risk[row][name] for row in rows]) for name in ("invre", "variation"))
-            rho = _r(stats.spearmanr(invre, y["E[MSE]"])) if _varies(invre, y["E[MSE]"]) else MISSING
+            contrast = [float(blank[row]["data mean"]) for row in rows] if set(rows) <= set(blank) else []
+            told = correlate(invre.tolist(), y["E[MSE]"].tolist(), contrasts=contrast)
+            ranks = [
+                MISSING if found is None else f"{found.value:+.2f}" for found in (told.spearman, told.contrast, told.partial)
+            ]
             later = [
                 _pearson(x, y[name]) for x, name in ((invre, "final MSE"), (invre, "E[MSE] / mean x²"), (variation, "final MSE"))
             ]
-            lines.append([TITLES[subject], title, len(rows), _pearson(invre, y["E[MSE]"], interval=True), rho, *later])
+            lines.append([TITLES[subject], title, len(rows), _pearson(invre, y["E[MSE]"], interval=True), *ranks, *later])
     return table(
-        "shared | attack | n | InvRE with E[MSE]: r | ρ | InvRE with final MSE: r | InvRE with E[MSE] / mean x²: r | "
+        "shared | attack | n | InvRE with E[MSE]: r | ρ | null, contrast with E[MSE]: ρ | InvRE with E[MSE], given contrast: ρ | "
+        "InvRE with final MSE: r | InvRE with E[MSE] / mean x²: r | "
         "total variation of the picture with final MSE: r",
         lines,
     )

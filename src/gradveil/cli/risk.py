@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from gradveil.cli.options import with_options
-from gradveil.cli.output import AsJson, console, note, out_path, print_json
+from gradveil.cli.output import AsJson, note, out_path, print_json
 from gradveil.errors import UsageError
 from gradveil.study.cell import HORIZONTAL, Cell
 from gradveil.study.declare import keys_of
@@ -21,7 +21,6 @@ if TYPE_CHECKING:
 __all__ = ["risk"]
 
 Texts = list[str] | None
-SHOWN = 5
 SCORED = ("data", "labels", "scale", "read", "weights", "loss", "local_steps", "parts", "party", "seed")
 ASKED = tuple(key for key in keys_of(Cell) if key.name in SCORED)
 MODEL_HELP = "Built-in name, module:factory or file.py:factory; repeat it to rank models."
@@ -36,12 +35,14 @@ def risk(
     defense: Annotated[Texts, typer.Option(help=DEFENSE_HELP)] = None,
     cut: Annotated[Texts, typer.Option(help=CUT_HELP)] = None,
     records: Annotated[int, typer.Option(help="How many records are scored.")] = 16,
-    mode: Annotated[str, typer.Option(help="auto, dense, gram or leading.")] = "auto",
+    mode: Annotated[str, typer.Option(help="Of InvRE: auto, dense, gram, leading, or off.")] = "auto",
+    prior: Annotated[str, typer.Option(help="Public records: auto, same, other, or off for no exposure.")] = "auto",
+    rank: Annotated[int | None, typer.Option(help="Directions kept of public records; 256 where there are enough.")] = None,
     noise_form: Annotated[str, typer.Option(help="How noise counts in InvRE: inverse or paper; see docs/risk.md.")] = "inverse",
-    compare: Annotated[bool, typer.Option("--compare", help="Rank models and cuts, least exposed first.")] = False,
+    compare: Annotated[bool, typer.Option("--compare", help="Rank models and cuts by exposure, least first.")] = False,
     alpha: Annotated[str | None, typer.Option(help=ALPHA_HELP)] = None,
     calibrate: Annotated[bool, typer.Option("--calibrate", help="Also write alpha.json: the mean undefended score.")] = False,
-    fail_if: Annotated[Texts, typer.Option(metavar="LIMIT", help="Exit with 1 if beyond, as in 'invre>0.45'.")] = None,
+    fail_if: Annotated[Texts, typer.Option(metavar="LIMIT", help="Exit with 1 if beyond, as in 'exposure>3' (dB).")] = None,
     out: Annotated[
         Path | None, typer.Option(metavar="DIR", parser=out_path, help="Folder for risk.json; risk.html for built-in data.")
     ] = None,
@@ -53,21 +54,23 @@ def risk(
 ) -> None:
     """Score how exposed each record is, without running an attack.
 
-    The score (InvRE) bounds a linearised optimal attacker's error from above: a high score warns, a low one does not acquit.
+    Exposure is in dB above knowing nothing, for a linear attacker with public records. InvRE, the paper's
+    score, stands beside it.
 
-    Example: gradveil risk --data scans.npz --model net.py:make --defense 'gaussian_noise(std=0.01)' --fail-if 'invre>0.45'
+    Example: gradveil risk --data scans.npz --model net.py:make --defense 'gaussian_noise(std=0.01)' --fail-if 'exposure>3'
     """
     if private and out is None:
         raise UsageError("--private writes a page of pictures; name a folder for it with --out")
     if records < 1:
         raise UsageError(f"--records is {records}; score at least 1")
+    from gradveil.cli.risk_table import print_risk
     from gradveil.risk.calibration import read_alpha
     from gradveil.run.exposure import assess_risk
     from gradveil.study.codec import encode
     from gradveil.study.limits import parse_limit
     from gradveil.verdict.limits import compare_assessments, enforce
 
-    limits = [parse_limit(text, ("invre",)) for text in fail_if or []]
+    limits = [parse_limit(text, ("exposure", "invre")) for text in fail_if or []]
     if asked.get("scale") == "auto":
         asked["scale"] = ""
     cell = Cell(**asked, records=records, state="given" if asked.get("weights") else "untrained", device=device)
@@ -81,6 +84,8 @@ def risk(
         mode=mode,
         noise_form=noise_form,
         alpha=read_alpha(alpha),
+        prior=prior,
+        rank=rank,
         ranked=compare,
         on_record=None if quiet else lambda name, done: _tell(name, done, records),
     )
@@ -92,10 +97,10 @@ def risk(
     if as_json:
         print_json(encode(result) if calibrated is None else {**encode(result), "calibration": calibrated})
     else:
-        _print(result, out, page)
+        print_risk(result, out, page)
         if calibrated is not None:
             typer.echo(f"alpha = {calibrated['alpha']:.4f} over {calibrated['records']} undefended records")
-    outcome = compare_assessments(limits, result.assessments)
+    outcome = compare_assessments(limits, result.assessments, result.exposures)
     for remark in outcome.remarks:
         note(remark)
     enforce(outcome)
@@ -123,39 +128,8 @@ def _write_page(out: Path, result: RiskResult, source: str, dataset: Dataset, pr
     from gradveil.report.risk_page import write_risk_page
 
     builtin = source in DATASETS.names()  # a file of the user's may be called as built-in data is
-    if dataset.inputs.ndim != 4 or not (builtin or private):
+    if dataset.inputs.ndim != 4 or not (builtin or private) or not result.assessments:
         return None
     rows = [record.row for record in result.assessments[0].records]
     shown = {row: dataset.inputs[row].numpy().astype("float32") for row in rows}
     return write_risk_page(out / ("risk.html" if builtin else "risk-private.html"), result, shown, private=not builtin)
-
-
-def _print(result: RiskResult, out: Path | None, page: Path | None) -> None:
-    from rich.box import SIMPLE_HEAD
-    from rich.table import Table
-
-    screen = console()
-    for each in result.assessments:
-        screen.print(
-            f"\n{each.model} · {each.defense} · mean InvRE {each.mean_invre:.3f} · mode {each.mode} · {each.seconds:.1f} s"
-        )
-        table = Table(box=SIMPLE_HEAD, pad_edge=False)
-        for name in ("", "row", "label", "InvRE", "range", "score", "rank"):
-            table.add_column(name, no_wrap=True)
-        most, least = each.ranked[:SHOWN], each.ranked[SHOWN:][-SHOWN:]
-        for word, group in (("most exposed", most), ("least exposed", least)):
-            for place, record in enumerate(group):
-                span = f"{record.low:.3f}–{record.high:.3f}" if record.low < record.high else ""
-                label = "–" if record.label is None else str(record.label)
-                values = (str(record.row), label, f"{record.invre:.3f}", span, f"{record.score:.4f}")
-                table.add_row("" if place else word, *values, str(record.rank))
-        screen.print(table)
-        for sentence in each.notes:
-            screen.print(f"note: {sentence}")
-    for place, row in enumerate(result.ranking, start=1):
-        screen.print(f"{place}. {row.model} · {row.defense}: mean InvRE {row.mean_invre:.3f}")
-    screen.print(result.meaning)
-    if out is not None:
-        screen.print(f"results: {out / 'risk.json'}")
-    if page is not None:
-        screen.print(f"page: {page}")

@@ -97,7 +97,7 @@ class _Watch(TorchDispatchMode):
     """Notes every operation that has kinks, or of which nothing is known."""
 
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.kinks: list[str] = []
         self.unknown: list[str] = []
 
@@ -127,8 +127,8 @@ class _Watch(TorchDispatchMode):
 
 def _elu(args: tuple[Any, ...], given: Mapping[str, Any]) -> str:
     """Tell whether the two sides of an ELU meet with the same slope, as with alpha 1."""
-    alpha, _, inner = (*args[1:], *(1, 1, 1)[len(args) - 1 :])
-    alpha, inner = given.get("alpha", alpha), given.get("input_scale", inner)
+    told = dict(zip(("alpha", "scale", "input_scale"), args[1:], strict=False)) | dict(given)
+    alpha, inner = told.get("alpha", 1), told.get("input_scale", 1)
     return "" if abs(float(alpha) * float(inner) - 1) < 1e-9 else "ELU with a bend"
 
 

@@ -7,7 +7,7 @@ noise of known strength is told apart; what he cannot see is noted.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -154,18 +154,17 @@ class Releases:
         told = adversary.arrives(observation)
         known_noise, plain, incomplete = told.noise_std, told.plain_search, told.incomplete
         notes = _notes(self.defense, plain, incomplete, data_noise, known_noise)
-        more = {
-            "sent": result.update.weights,
-            "blind": next((note for note in notes if note != UNKNOWN_LAW), ""),
-            "random": UNKNOWN_LAW in notes,
-        }
         if plain and not learner.noise:
             jacobian = self._law(dtype, plain=True).jacobian(point, (label,), batch.targets)
-            return DefendedRelease(jacobian, data_noise, known_noise or 0.0, notes, plain=True, **more)
+            return self._told(DefendedRelease(jacobian, data_noise, known_noise or 0.0, notes, plain=True), result.update.weights)
         evidence = tensors.to(adversary.evidence(observation, 0), dtype)
         drawn = adversary.variables(observation, seed.child("risk").generator("unknowns", device=self.device))
         jacobian = self._law(dtype, plain=False).jacobian(point, (label, evidence, tensors.to(drawn, dtype)))
-        return DefendedRelease(jacobian, data_noise, known_noise or 0.0, notes, **more)
+        return self._told(DefendedRelease(jacobian, data_noise, known_noise or 0.0, notes), result.update.weights)
+
+    def _told(self, release: DefendedRelease, sent: Named) -> DefendedRelease:
+        blind = next((note for note in release.notes if note != UNKNOWN_LAW), "")
+        return replace(release, sent=sent, blind=blind, random=UNKNOWN_LAW in release.notes)
 
 
 def _directed(defense: Defense, learner: Learner) -> tuple[Directed, ...]:

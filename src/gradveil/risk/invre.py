@@ -29,7 +29,18 @@ from gradveil.risk.invloss import InvLoss, RankVariances, Residual, inversion_lo
 from gradveil.spectra.spectrum import Spectrum
 from gradveil.study.risks import RiskScore
 
-__all__ = ["BETA", "GAP_RULES", "TOLERANCE", "GapRule", "RiskScore", "Weights", "invre", "rank_weights", "risk_score"]
+__all__ = [
+    "BETA",
+    "BLIND_TO_NOISE",
+    "GAP_RULES",
+    "TOLERANCE",
+    "GapRule",
+    "RiskScore",
+    "Weights",
+    "invre",
+    "rank_weights",
+    "risk_score",
+]
 
 GapRule = Literal["merge", "clamp", "strict"]
 GAP_RULES = ("merge", "clamp", "strict")

@@ -1,13 +1,14 @@
 """How exposed each record is, without running an attack: what ``gradveil risk`` computes, as a function.
 
 found = assess_risk(Cell(data="scans.npz", model="net.py:make", records=32), defenses=["gaussian_noise(std=0.01)"])
-found.result.assessments[0].mean_invre
+found.result.exposures[0].mean
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import TypedDict
 
 from gradveil.audit.materials import Materials
 from gradveil.audit.party import own_data
@@ -18,6 +19,9 @@ from gradveil.randomness import Seed
 from gradveil.risk.calibration import Calibration, calibrate, read_alpha
 from gradveil.risk.exposure import assess
 from gradveil.risk.invloss import MEANING
+from gradveil.risk.invre import BLIND_TO_NOISE
+from gradveil.risk.oracle import expose
+from gradveil.run.public_records import PRIORS, PublicSource
 from gradveil.run.vertical_grid import fitting_cells
 from gradveil.study.cell import HORIZONTAL, Cell
 from gradveil.study.checks import check_choice
@@ -26,8 +30,17 @@ from gradveil.tensors import find_device
 
 __all__ = ["MODES", "RiskRun", "assess_risk"]
 
-MODES = ("auto", "dense", "gram", "leading")
+MODES = ("auto", "dense", "gram", "leading", "off")
 Told = Callable[[str, int], None]
+
+
+class _About(TypedDict):
+    """What both scores of a batch are told beside it."""
+
+    model: str
+    rows: Sequence[int]
+    seed: Seed
+    progress: Callable[[int], None] | None
 
 
 @dataclass(frozen=True)
@@ -46,6 +59,8 @@ class RiskRun:
 
     def calibration(self) -> Calibration:
         """Return the mean undefended score with its provenance, for scores of other records to be centred at."""
+        if not self.result.assessments:
+            raise UsageError("α is the mean score of undefended records, and InvRE is off; leave --mode out")
         first, data, cell = self.result.assessments[0], self.dataset, self.cell
         return calibrate(first, data=data.name, digest=data.digest(), weights=cell.weights, seed=cell.seed)
 
@@ -59,6 +74,8 @@ def assess_risk(
     mode: str = "auto",
     noise_form: str = "inverse",
     alpha: float | None = None,
+    prior: str = "auto",
+    rank: int | None = None,
     ranked: bool = False,
     on_record: Told | None = None,
 ) -> RiskRun:
@@ -69,9 +86,12 @@ def assess_risk(
         models: Spellings to compare; the cell's own where none is named.
         cuts: Where models are cut; ``none`` is the update of the whole model.
         defenses: Spellings to compare with no defense.
-        mode: How spectra are computed.
+        mode: How spectra are computed; ``off`` leaves InvRE out.
         noise_form: How noise counts.
         alpha: Centre of the score; None takes that of the package.
+        prior: Where public records are from: ``same`` (the data that are not scored), ``other`` (a built-in photograph), ``off``
+            for no exposure, ``auto`` for the first where there are enough.
+        rank: Directions kept of the public records; None takes 256 where there are enough of them.
         ranked: Whether models and cuts are ranked, least exposed first.
         on_record: Told what is scored and how many records are done.
 
@@ -79,6 +99,7 @@ def assess_risk(
         UsageError: One sentence about what does not fit.
     """
     check_choice("", "mode", mode, MODES)
+    check_choice("", "prior", prior, PRIORS)
     models = tuple(models) or (cell.model,)
     if cell.weights and len(models) > 1:
         raise UsageError("--weights belong to one model; score models with weights one at a time")
@@ -91,33 +112,44 @@ def assess_risk(
     dataset = materials.dataset(cell)
     if cell.records > len(dataset):
         raise UsageError(f"--records is {cell.records} and {dataset.name!r} has {len(dataset)}; lower it")
-    rows = sorted(Seed(cell.seed).child("records").numpy("choice").permutation(len(dataset)).tolist()[: cell.records])
+    order = Seed(cell.seed).child("records").numpy("choice").permutation(len(dataset)).tolist()
+    rows = sorted(order[: cell.records])
+    public = PublicSource(dataset, rows, order[cell.records :], prior, rank)
     grid = [
         cell.replace(model=model, defense=name, **place)
         for model in models
         for place in places
         for name in dict.fromkeys(["none", *defenses])
     ]
-    found = []
+    found, exposures, notes = [], [], []
     for each in fitting_cells(grid, materials):
         defense = materials.defense(each.defense)
         name = f"{each.model} · {each.cut}" if each.cut else each.model
-        found.append(
-            assess(
-                build_learner(each, dataset, defense, materials),
-                own_data(each, dataset).batch(rows),
-                defense,
-                mode=mode,
-                alpha=centre,
-                noise_form=noise_form,
-                model=name,
-                rows=rows,
-                seed=Seed(cell.seed),
-                progress=_counter(on_record, f"{name} · {each.defense}"),
-            )
-        )
-    data = RiskData(name=dataset.name, digest=dataset.digest(), records=len(found[0].records))
-    result = RiskResult(meaning=MEANING, alpha=centre, data=data, assessments=tuple(found))
+        learner, batch = build_learner(each, dataset, defense, materials), own_data(each, dataset).batch(rows)
+        told = _counter(on_record, f"{name} · {each.defense}")
+        about: _About = {"model": name, "rows": rows, "seed": Seed(cell.seed), "progress": told}
+        if mode != "off":
+            try:
+                found.append(assess(learner, batch, defense, mode=mode, alpha=centre, noise_form=noise_form, **about))
+            except UsageError as error:
+                if mode != "auto" or str(error) != BLIND_TO_NOISE:
+                    raise
+                notes.append(f"no InvRE of {name} under {each.defense}: {error}")
+        if prior != "off":
+            known = public.prior(each)
+            if known is None:
+                notes.append(public.missing)
+            else:
+                exposures.append(expose(learner, batch, defense, prior=known, others=public.others(each), **about))
+    data = RiskData(name=dataset.name, digest=dataset.digest(), records=len(rows))
+    result = RiskResult(
+        meaning=MEANING,
+        alpha=centre,
+        data=data,
+        assessments=tuple(found),
+        exposures=tuple(exposures),
+        notes=tuple(dict.fromkeys(notes)),
+    )
     return RiskRun(result.ranked() if ranked or len(models) * len(places) > 1 else result, dataset, cell)
 
 

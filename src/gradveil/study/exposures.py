@@ -12,6 +12,8 @@ EXPOSURE_MEANING = (
     "knowing nothing: an estimate of what good attackers reach and no bound, since better priors get more; attacks decide."
 )
 """Said wherever it is shown."""
+WIDE = 6.0
+"""Decibels between both numbers from which they are said to leave the answer open."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,7 +71,19 @@ class Exposure:
         unlisted: Why there is no number of a list; empty where there is.
     """
 
-    KEYS = ("model", "defense", "mean", "mean_linear", "mean_listed", "public", "reason", "unlisted", "seconds", "records")
+    KEYS = (
+        "model",
+        "defense",
+        "mean",
+        "mean_linear",
+        "mean_listed",
+        "public",
+        "reason",
+        "unlisted",
+        "doubt",
+        "seconds",
+        "records",
+    )
 
     model: str
     defense: str
@@ -92,6 +106,16 @@ class Exposure:
     def mean_listed(self) -> float | None:
         """Mean chance to be named on a list."""
         return _mean([record.listed for record in self.records])
+
+    @property
+    def doubt(self) -> str:
+        """What a reader should know where both numbers lie far apart; empty where they do not."""
+        if self.mean is None or self.mean_linear is None or self.mean_linear - self.mean <= WIDE:
+            return ""
+        return (
+            f"the release bends: {self.mean:.1f} dB count that as noise, {self.mean_linear:.1f} not at all, and an attacker who "
+            "searches near the truth may get anything between; attack it"
+        )
 
     @property
     def seconds(self) -> float:

@@ -15,7 +15,7 @@ __all__ = ["COUNTED", "METRICS", "Limit", "parse_limit"]
 
 METRICS = {
     **dict.fromkeys(("identified", "list", "label", "owner", "list_owner", "presence"), True),
-    **{"psnr": True, "ssim": True, "mse": False, "invre": True},
+    **{"psnr": True, "ssim": True, "mse": False, "invre": True, "exposure": True},
 }
 """Whether a higher value is a larger leak."""
 
@@ -36,7 +36,7 @@ class Limit:
 
     Attributes:
         text: As the user wrote it.
-        metric: identified, list, label, owner, list_owner, presence, psnr, ssim, mse or invre.
+        metric: identified, list, label, owner, list_owner, presence, psnr, ssim, mse, invre or exposure.
         value: What the bound may reach but not pass.
         defense: Name or full spelling of the defense it is meant for; empty for all.
     """
@@ -82,7 +82,7 @@ def parse_limit(text: str, known: Sequence[str] = tuple(METRICS)) -> Limit:
     Limit(text='identified[pruning] > 5%', metric='identified', value=0.05, defense='pruning')
     """
     found = GRAMMAR.fullmatch(text)
-    example = {"identified": "identified>0.05", "invre": "invre>0.45"}.get(known[0], f"{known[0]}>20")
+    example = {"identified": "identified>0.05", "exposure": "exposure>3"}.get(known[0], f"{known[0]}>20")
     if found is None:
         right = f"{example} or {example.replace('>', '[gaussian_noise]>')}"
         raise UsageError(f"cannot read the limit {text!r}; write it as {right}")

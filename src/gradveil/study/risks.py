@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from gradveil.study.codec import OMITTED, Malformed, named
+from gradveil.study.exposures import EXPOSURE_MEANING, Exposure
 
 __all__ = [
     "Assessment",
@@ -176,11 +177,12 @@ class RiskData:
 
 @dataclass(frozen=True, kw_only=True)
 class Ranked:
-    """One model under one defense, in the order of mean exposure."""
+    """One model under one defense, in the order of mean exposure in dB; InvRE stands beside it and orders nothing."""
 
     model: str
     defense: str
-    mean_invre: float
+    exposure: float | None = None
+    mean_invre: float | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -191,23 +193,32 @@ class RiskResult:
         meaning: What a score means, in a sentence.
         alpha: Centre of the logistic.
         data: Whose records were scored.
-        assessments: One per model and defense.
-        ranking: Least exposed first, where models were compared; empty where not.
+        assessments: InvRE, one per model and defense; empty where it was not asked for.
+        exposures: Exposure, one per model and defense, with what it means.
+        notes: What is missing, in sentences.
+        ranking: Least exposed first, where models were compared; those without exposure are left out; empty where not.
     """
 
-    KEYS = ("format", "meaning", "alpha", "data", "assessments", "ranking")
+    KEYS = ("format", "meaning", "exposure_meaning", "alpha", "data", "assessments", "exposures", "notes", "ranking")
     format = RISK_FORMAT
 
     meaning: str = MEANING
     alpha: float
     data: RiskData = RiskData()
     assessments: tuple[Assessment, ...]
+    exposures: tuple[Exposure, ...] = field(default=(), metadata=OMITTED)
+    exposure_meaning: str = EXPOSURE_MEANING
+    notes: tuple[str, ...] = field(default=(), metadata=OMITTED)
     ranking: tuple[Ranked, ...] = field(default=(), metadata=OMITTED)
 
     def ranked(self) -> RiskResult:
-        """Return the result with models and defenses in order."""
-        order = sorted(self.assessments, key=lambda each: each.mean_invre)
-        ranking = tuple(Ranked(model=each.model, defense=each.defense, mean_invre=each.mean_invre) for each in order)
+        """Return the result with models and defenses in the order of exposure."""
+        scores = {(each.model, each.defense): each.mean_invre for each in self.assessments}
+        known = [(each.mean, each) for each in self.exposures if each.mean is not None]
+        ranking = tuple(
+            Ranked(model=own.model, defense=own.defense, exposure=mean, mean_invre=scores.get((own.model, own.defense)))
+            for mean, own in sorted(known, key=lambda pair: pair[0])
+        )
         return replace(self, ranking=ranking)
 
 

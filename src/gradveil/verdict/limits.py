@@ -3,7 +3,8 @@
     identified   pictures: records identified by what attackers rebuilt       owner        the same, counted by owner
     list         records pointed out by who holds a list of candidates        list_owner   the same, counted by owner
     label        labels found                                                 presence     told whether the record is on the list
-    psnr · ssim · mse   of the attacker's choice                              invre        risk without an attack
+    psnr · ssim · mse   of the attacker's choice                              invre        the paper's score of risk; no band
+    exposure     in ``gradveil risk``: dB above knowing nothing
 
 A limit on a share has three ends. More was hit than it allows: violated. The exact one-sided 95 % upper end of every attacker's
 share is within it: it holds. Else too few records were audited to show it, and the run cannot tell. With no hit a limit g takes
@@ -26,6 +27,7 @@ from typing import Any
 
 from gradveil.errors import LeakAboveLimit, Unreliable
 from gradveil.significance import exact_upper
+from gradveil.study.exposures import Exposure
 from gradveil.study.limits import COUNTED, METRICS, Limit
 from gradveil.study.measures import Share, Spread
 from gradveil.study.results import CellResult
@@ -98,7 +100,9 @@ def compare(limits: Iterable[Limit], cells: Sequence[CellResult], missing: Seque
             doubts.append(f"the limit {limit.text!r} fits no cell of this run")
         for cell in (cells[place] for place in meant):
             judged += 1
-            if limit.metric == "invre":
+            if limit.metric == "exposure":
+                found: Violation | str = "exposure is scored by gradveil risk, not in an audit"
+            elif limit.metric == "invre":
                 # No attack is behind it, so a failed check of the attacks says nothing about it.
                 records, reason = (cell.risk.records, cell.risk.reason) if cell.risk is not None else ((), "risk was not scored")
                 found = _judge_risk(limit, cell.defense.spelling, records, reason)
@@ -115,10 +119,20 @@ def _remarks(limits: Iterable[Limit]) -> tuple[str, ...]:
     return tuple(f"the limit {limit.text!r} is no band: {NO_BAND}" for limit in limits if limit.metric == "invre")
 
 
-def compare_assessments(limits: Sequence[Limit], found: Sequence[Assessment]) -> Outcome:
+def compare_assessments(limits: Sequence[Limit], found: Sequence[Assessment], exposed: Sequence[Exposure] = ()) -> Outcome:
     """Compare scores model by model, so that the undefended baseline of each stands beside its own defenses."""
+    decibels, scores = ([limit for limit in limits if (limit.metric == "exposure") == wanted] for wanted in (True, False))
     models = dict.fromkeys(each.model for each in found)
-    parts = [compare_risk(limits, [(each.defense, _by_row(each)) for each in found if each.model == name]) for name in models]
+    parts = [
+        *(compare_risk(scores, [(each.defense, _by_row(each)) for each in found if each.model == name]) for name in models),
+        *(
+            _compare_exposure(decibels, [e for e in exposed if e.model == name])
+            for name in dict.fromkeys(e.model for e in exposed)
+        ),
+    ]
+    for asked, there in ((decibels, exposed), (scores, found)):
+        if asked and not there:
+            parts.append(Outcome((), tuple(f"{limit.metric} was not scored" for limit in asked), len(asked)))
     violations = tuple(violation for part in parts for violation in part.violations)
     doubts = tuple(dict.fromkeys(doubt for part in parts for doubt in part.doubts))
     return Outcome(violations, doubts, sum(part.judged for part in parts), _remarks(limits))
@@ -130,6 +144,29 @@ def _by_row(each: Assessment) -> list[RiskRecord]:
         RiskRecord(pseudonym=f"row {record.row} under {each.model}", invre=record.invre, low=record.low, high=record.high)
         for record in each.records
     ]
+
+
+def _compare_exposure(limits: Sequence[Limit], found: Sequence[Exposure]) -> Outcome:
+    """Compare the exposure of every record of one model, defense by defense."""
+    violations: list[Violation] = []
+    doubts: list[str] = []
+    judged = 0
+    for limit in limits:
+        meant = _meant(limit, [each.defense for each in found])
+        if not meant:
+            doubts.append(f"the limit {limit.text!r} fits no cell of this run")
+        for own in (found[place] for place in meant):
+            judged += 1
+            known = [(record.exposure, record.row) for record in own.records if record.exposure is not None]
+            if own.reason or len(known) < len(own.records):
+                doubts.append(f"{own.defense}: there is no exposure ({own.reason or 'not of every record'})")
+                continue
+            worst, row = max(known)
+            if limit.broken_by(worst):
+                beyond = sum(limit.broken_by(value) for value, _ in known)
+                told = f"row {row} under {own.model} is exposed by {worst:.1f} dB; {beyond} of {len(known)} records"
+                violations.append(Violation(limit, own.defense, worst, f"{own.defense} is beyond {limit.text}: {told}"))
+    return Outcome(tuple(violations), tuple(dict.fromkeys(doubts)), judged)
 
 
 def compare_risk(limits: Iterable[Limit], scored: Sequence[tuple[str, Sequence[RiskRecord]]]) -> Outcome:

@@ -199,7 +199,7 @@ def test_the_command_scores_ranks_writes_and_gates(tmp_path: Path, capsys: pytes
     result = json.loads(capsys.readouterr().out)
     assert "does not acquit" in result["meaning"]
     assert len(result["ranking"]) == 2
-    assert result["ranking"][0]["mean_invre"] <= result["ranking"][1]["mean_invre"]
+    assert result["ranking"][0]["exposure"] <= result["ranking"][1]["exposure"] and "mean_invre" in result["ranking"][0]
     assert json.loads((tmp_path / "risk.json").read_text())["assessments"] == result["assessments"]
     assert read_alpha(str(tmp_path / "alpha.json")) == pytest.approx(result["assessments"][0]["mean_score"])
     limited = [*base, "--model", "mlp(hidden=[8])", "--defense", "gaussian_noise(std=0.01)", "--fail-if"]

@@ -132,7 +132,7 @@ def test_random_starts_find_the_directions_of_a_whole_decomposition(monkeypatch:
 )
 def test_public_records_that_do_not_fit_are_one_sentence(public: Tensor, options: dict[str, int], words: str) -> None:
     with pytest.raises(UsageError, match=words):
-        public_prior(public, like=torch.rand(3, 1, 4, 4), **options)
+        public_prior(public, like=torch.rand(3, 1, 4, 4), rank=options.get("rank"))
 
 
 def test_few_public_records_get_few_directions() -> None:

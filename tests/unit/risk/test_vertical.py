@@ -88,7 +88,10 @@ def test_command_ranks_cuts_beside_the_update(capsys: pytest.CaptureFixture[str]
         (f"{lenet} · cut3", "none"),
         (f"{lenet} · cut3", noise),
     }, "the noise has no place where an update is sent"
-    assert [row["mean_invre"] for row in found["ranking"]] == sorted(row["mean_invre"] for row in found["ranking"])
+    assert [row["exposure"] for row in found["ranking"]] == sorted(row["exposure"] for row in found["ranking"])
+    assert [(each["model"], each["defense"]) for each in found["exposures"]] == [
+        (each["model"], each["defense"]) for each in found["assessments"]
+    ]
     assert found["ranking"][0]["defense"] == noise
 
 

@@ -109,7 +109,7 @@ def test_a_limit_is_read(text: str, metric: str, value: float, defense: str) -> 
         ("identified", "write it as identified>0.05"),
         ("", "write it as identified>0.05"),
         ("identifed>0.05", "did you mean 'identified'?"),
-        ("fid<0.1", "known: identified, invre, label, list, list_owner, mse, owner, presence, psnr, ssim"),
+        ("fid<0.1", "known: exposure, identified, invre, label, list, list_owner, mse, owner, presence, psnr, ssim"),
         ("identified<0.05", "a higher identified is a larger leak; write identified>0.05"),
         ("identified>=0.05", "write identified>0.05"),
         ("mse>0.1", "a lower mse is a larger leak; write mse<0.1"),
