@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from gradveil.adversary import OpenAdversary
-from gradveil.attacks.base import Attack, AttackContext
+from gradveil.attacks.base import Attack, AttackContext, PublicRecords
 from gradveil.data.public import public_images
 from gradveil.learning.embedding import EmbeddingLearner
 from gradveil.learning.learner import Learner
@@ -24,11 +24,12 @@ from gradveil.records import Observation, Reconstruction, ThreatModel, Update
 from gradveil.study.local_training import TrainingSettings
 from gradveil.testing.contract import NotApplicable
 
-__all__ = ["BRIEF", "HOME_STEPS", "Scene", "best_psnr", "home_pictures"]
+__all__ = ["BRIEF", "HOME_STEPS", "Scene", "best_psnr", "home_pictures", "public_records"]
 
 SHAPE = (3, 16, 16)
 CLASSES = 10
 TARGETS = 4
+PUBLIC = 128
 HOME_STEPS = 200
 """Budget of the home setting, in which an attack must reach the floor on its card."""
 
@@ -57,6 +58,13 @@ def pooled_net(input_shape: tuple[int, ...], classes: int) -> nn.Module:
 def home_pictures() -> Tensor:
     """Return the true pictures (TARGETS, ...) of the home setting."""
     return public_images(SHAPE, TARGETS, Seed(36).child("contract of attacks"))
+
+
+@functools.cache
+def public_records() -> PublicRecords:
+    """Return what an attacker at home may learn from: other crops of the photograph that the truth is cut from."""
+    inputs = public_images(SHAPE, PUBLIC, Seed(36).child("public records"))
+    return PublicRecords(inputs, torch.arange(PUBLIC) % CLASSES, "same")
 
 
 @functools.cache
@@ -136,7 +144,7 @@ class Scene:
     @staticmethod
     def context(budget: int, **changes: Any) -> AttackContext:
         """Return the attacker's context; the same seed every time."""
-        return AttackContext(**{"seed": Seed(3), "budget": budget, "execution": "batched", **changes})
+        return AttackContext(**{"seed": Seed(3), "budget": budget, "execution": "batched", "public": public_records(), **changes})
 
 
 def best_psnr(candidates: Sequence[Reconstruction], truth: Tensor) -> Tensor:
