@@ -20,6 +20,7 @@ from gradveil.attacks.feature_inversion import FeatureInversion
 from gradveil.attacks.generic.rounds import by_round
 from gradveil.attacks.gradient_matching import GradientMatching
 from gradveil.attacks.inverting_gradients import InvertingGradients
+from gradveil.attacks.kernel_regression import KernelRegression
 from gradveil.attacks.linear_layer import LinearLayer
 from gradveil.attacks.peeling import Peeling
 from gradveil.attacks.piste import PisteLike
@@ -193,6 +194,17 @@ STRONG = replace(
 )
 
 
+def _with_regression(before: Ensemble, name: str, attack: KernelRegression) -> Ensemble:
+    """The same and the regression on public records, which no author of a defense can switch off."""
+    summary = f"{before.summary.removesuffix('.')}; a regression on public records sent through the same client."
+    return replace(before, name=name, summary=summary, members=(*before.members, Member(attack, attack.stances)))
+
+
+QUICK_5 = _with_regression(QUICK_4, "quick-5", KernelRegression(records=200))
+STANDARD_5 = _with_regression(STANDARD_4, "standard-5", KernelRegression(records=400))
+STRONG_2 = _with_regression(STRONG, "strong-2", KernelRegression(records=1600, draws=4, seconds=120.0))
+
+
 def _embedding_sharp(steps: int, **changes: Any) -> InvertingGradients:
     """Squared error on the embedding from a smooth start: an embedding tells scale too, which a cosine would throw away."""
     return _smooth_to_sharp(steps, **({"objective": "l2", "title": "embedding_sharp"} | changes))
@@ -298,7 +310,8 @@ QUICK_NO_SIMULATION, EMBEDDING_QUICK_NO_SIMULATION = (
 ENSEMBLES = {
     ensemble.name: ensemble
     for ensemble in (
-        *(QUICK, QUICK_2, QUICK_3, QUICK_4, STANDARD, STANDARD_2, STANDARD_3, STANDARD_4, STRONG),
+        *(QUICK, QUICK_2, QUICK_3, QUICK_4, QUICK_5),
+        *(STANDARD, STANDARD_2, STANDARD_3, STANDARD_4, STANDARD_5, STRONG, STRONG_2),
         *(EMBEDDING_QUICK, EMBEDDING_STANDARD, EMBEDDING_STANDARD_2, EMBEDDING_STRONG),
         *(PUBLISHED_RECIPE, SMOOTH_LAYERS, INFORMED, PATIENT, QUICK_NO_SIMULATION, EMBEDDING_QUICK_NO_SIMULATION),
     )

@@ -47,11 +47,11 @@ SAME = 1e-12
         name="kernel_regression",
         summary="Sends public records through the same client and regresses pictures from what arrives: no search, no author.",
         cost="a few hundred runs of the client for each label, and two matrices of that size: seconds for all updates together",
-        weakness="a straight line from update to picture, learned from few records: deep or trained networks bend it, strong noise "
-        "drowns it, and what public records lack it cannot draw",
+        weakness="a straight line from update to picture, learned from few records: deep or trained networks bend it, strong "
+        "noise drowns it, and what public records lack it cannot draw",
         needs=frozenset({Knowledge.ARCHITECTURE, Knowledge.EXAMPLES, Knowledge.PUBLIC_DATA}),
-        home="sigmoid LeNet, default initialisation, one 3×16×16 picture, 400 public pictures of the same photograph",
-        floor_psnr=20.0,
+        home="sigmoid LeNet, default initialisation, one 3×16×16 picture, 128 public pictures of one photograph",
+        floor_psnr=18.0,
     )
 )
 @dataclass(frozen=True, kw_only=True)
@@ -70,13 +70,14 @@ class KernelRegression(Attack):
     are weighed and the strength lambda are chosen on releases left out (`gradveil.attacks.engine.regression`), never on an update
     under attack. Of large networks each release is kept as a sketch.
 
-    Stances: ``plain`` sends public records through the client without its defense. ``simulated`` runs the defended client's own
-    code. It is a stance of its own: ``averaged`` and ``straight_through`` correct a replay by what the code does near the candidate,
-    and ``learned`` runs only where a probe recommends it, while this needs nothing but the code, which the author wrote for clients.
+    Stances: ``plain`` sends public records through the client without its defense. ``simulated`` runs the defended client's
+    own code. It is a stance of its own: ``averaged`` and ``straight_through`` correct a replay by what the code does near the
+    candidate, and ``learned`` runs only where a probe recommends it, while this needs nothing but the code, which the author
+    wrote for clients.
 
-    Departs from the paper: there is none; learning the inverse from a client's updates is as in Learning to Invert (Wu et al. 2023),
-    with a ridge in place of a network. Cost: ``records`` runs of the client a label, fewer where the client is dear; two Gram matrices
-    of as many rows. Known weakness: linear; blind to what public records lack.
+    Departs from the paper: there is none; learning the inverse from a client's updates is as in Learning to Invert (Wu et al.
+    2023), with a ridge in place of a network. Cost: ``records`` runs of the client a label, fewer where the client is dear; two
+    Gram matrices of as many rows. Known weakness: linear; blind to what public records lack.
 
     ``first_loss`` is the mean squared error on records left out of who answers with the mean of the others, ``best_loss`` that of
     the regression, both over the former; ``gradient_norm`` is how far the update moved the answer from the mean.

@@ -104,7 +104,9 @@ def audit_captured(update: Path, cell: Cell, out: Path, *, command: str = "") ->
         raise UsageError("a captured file holds an update of weights, not an embedding; leave cut out with --update")
     if cell.rounds > 1:
         raise UsageError(f"rounds is {cell.rounds}, and a captured update is of one round; set rounds = 1")
-    own = cell.replace(records=cell.batch_size * cell.clients, known_labels=False)
+    # Any of the user's records may be behind the update, so none of them may be learned from.
+    prior = "other" if cell.prior == "same" else cell.prior
+    own = cell.replace(records=cell.batch_size * cell.clients, known_labels=False, prior=prior)
     payload = _read(update, own)
     before = torch.get_num_threads()
     torch.set_num_threads(1)

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from gradveil.attacks.base import AttackContext
+from gradveil.attacks.base import AttackContext, PublicRecords
 from gradveil.attacks.engine.matching import Recipe, run_recipe
 from gradveil.attacks.ensembles import Ensemble
 from gradveil.attacks.gradient_matching import GradientMatching
@@ -22,7 +22,7 @@ from gradveil.audit.judge import Scored, best_by_truth, measured, originals, sco
 from gradveil.audit.scene import Subject
 from gradveil.metrics import assign, median, ranks, share_of
 from gradveil.randomness import Seed
-from gradveil.records import Reconstruction
+from gradveil.records import Knowledge, Reconstruction
 from gradveil.significance import effective_number
 from gradveil.study.measures import Bar
 from gradveil.study.results import Bars
@@ -32,6 +32,8 @@ __all__ = ["Deranged", "bars", "deranged", "derangements", "largest_of", "null_r
 PRIOR_STEPS = 60
 MOST_PRIOR_TRIES = 8
 DERANGEMENT = "derangement"
+PUBLIC_MEAN = "public_mean"
+ENOUGH_OF_LABEL = 16
 
 
 @dataclass(frozen=True)
@@ -51,12 +53,29 @@ def null_rows(subject: Subject, ensemble: Ensemble, context: AttackContext, trie
     truth = originals(subject)
     grey = torch.full_like(truth, 0.5)
     mean = subject.candidates.mean(0, keepdim=True).expand_as(truth).contiguous()
-    return {
+    rows = {
         "grey": scored_images(subject, grey),
         "data_mean": scored_images(subject, mean),
         "prior_only": _prior_only(subject, ensemble, context, min(tries, MOST_PRIOR_TRIES)),
         DERANGEMENT: deranged.largest,
     }
+    learns = any(Knowledge.PUBLIC_DATA in member.attack.card.needs for member in ensemble.members)
+    return rows | ({PUBLIC_MEAN: _public_mean(subject, context.public)} if learns and context.public is not None else {})
+
+
+def _public_mean(subject: Subject, public: PublicRecords) -> Scored:
+    """Return what attackers who learn from public records answer without the update: the mean of those with the record's label.
+
+    The label is the true one, which is generous to the null. Where few public records have it, or labels mean nothing, all count.
+    """
+    truth, labels = originals(subject), torch.cat([target.batch.targets for target in subject.targets])
+    means = public.inputs.mean(0, keepdim=True).expand_as(truth).clone()
+    if public.source == "same" and not subject.dataset.dense and subject.cell.tells_labels:
+        for label in labels.unique():
+            own = public.inputs[public.targets == label]
+            if len(own) >= ENOUGH_OF_LABEL:
+                means[labels == label] = own.mean(0)
+    return scored_images(subject, means)
 
 
 def _prior_only(subject: Subject, ensemble: Ensemble, context: AttackContext, tries: int) -> Scored:

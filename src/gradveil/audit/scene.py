@@ -13,10 +13,11 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from gradveil.attacks.base import AttackContext, SimulateMany
+from gradveil.attacks.base import AttackContext, PublicRecords, SimulateMany
 from gradveil.audit.many_clients import together
 from gradveil.audit.materials import Materials
 from gradveil.audit.party import build_party, own_data, own_part
+from gradveil.audit.prior import prior_sentence, public_records
 from gradveil.audit.state import CANDIDATES, Seen, bring_to_state, order_of_records, seen_by_model
 from gradveil.audit.threat import threat_of, training_sentences
 from gradveil.client.send import send
@@ -123,7 +124,13 @@ class Subject:
             random_defense=any(part.random for part in parts),
             own=None if idle else self._own(),
             observe=self.observe,
+            public=self.prior if Knowledge.PUBLIC_DATA in self.targets[0].observation.threat.knows else None,
         )
+
+    @functools.cached_property
+    def prior(self) -> PublicRecords:
+        """What the attacker learns from: none of it under attack, see `gradveil.audit.prior`."""
+        return public_records(self.cell, self.dataset, self.own, self.pool or self.indices)
 
     def _own(self) -> tuple[Tensor, Tensor]:
         """Return public inputs and labels as the attacker's own clients would have them, others than those it rehearses on."""
@@ -268,6 +275,10 @@ class _Stage:
         batches = [Batch(images[i : i + size], labels[i : i + size]) for i in range(0, count * size, size)]
         return tuple(self.target(batch, "rehearsal", i) for i, batch in enumerate(batches))
 
+    def _told(self) -> tuple[str, ...]:
+        prior = prior_sentence(self.cell, self.dataset, self.seen)
+        return self.seen.sentence, *training_sentences(self.cell), prior
+
     def target(self, batch: Batch, *path: object) -> Target:
         """Let the clients of one target send; ``path`` leads to their seed."""
         cell, learners = self.cell, self.learners
@@ -284,7 +295,7 @@ class _Stage:
             input_shape=tuple(batch.inputs.shape[1:]),
             classes=self.dataset.classes if cell.cut else learners[0].classes(batch.inputs[:1]),
             examples=len(batch),
-            threat=dataclasses.replace(threat, told=(*filter(None, (self.seen.sentence,)), *training_sentences(cell))),
+            threat=dataclasses.replace(threat, told=tuple(filter(None, self._told()))),
             adversary=self.defense.adversary(),
             labels=moved.targets if cell.known_labels else None,
             public=self.public if Knowledge.PUBLIC_DATA in threat.knows else None,

@@ -13,11 +13,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from gradveil.data.photos import PUBLIC_PHOTOGRAPH
+from gradveil.data.photos import PUBLIC_PHOTOGRAPH, Photograph
 from gradveil.errors import UsageError
 from gradveil.randomness import Seed
 
-__all__ = ["public_images"]
+__all__ = ["cut", "public_images", "read_photograph"]
 
 LUMA = (0.299, 0.587, 0.114)
 WAVES = 8
@@ -40,18 +40,18 @@ def public_images(shape: tuple[int, ...], count: int, seed: Seed) -> Tensor:
         raise UsageError(f"cannot make {count} public inputs of shape {shape}; ask for at least one, with no empty axis")
     generator = seed.generator("public images")
     if len(shape) == 3:
-        photograph = _photograph()
-        return torch.stack([_crop(photograph, shape, generator) for _ in range(count)])
+        photograph = read_photograph(PUBLIC_PHOTOGRAPH)
+        return torch.stack([cut(photograph, shape, generator) for _ in range(count)])
     return torch.stack([_signal(shape, generator) for _ in range(count)])
 
 
-def _photograph() -> Tensor:
-    """Return the public photograph (3, H, W) in [0, 1]."""
-    pixels = torch.from_numpy(np.array(PUBLIC_PHOTOGRAPH.read()))
+def read_photograph(photograph: Photograph, reduction: int = 1) -> Tensor:
+    """Return a built-in photograph (3, H, W) in [0, 1]."""
+    pixels = torch.from_numpy(np.array(photograph.read(reduction)))
     return pixels.permute(2, 0, 1).to(torch.float32) / 255
 
 
-def _crop(photograph: Tensor, shape: tuple[int, ...], generator: torch.Generator) -> Tensor:
+def cut(photograph: Tensor, shape: tuple[int, ...], generator: torch.Generator) -> Tensor:
     """Cut a window with the proportions of the input, at least twice its size where the photograph allows, and resize it."""
     channels, height, width = shape
     # Capped, or most crops of a small input would show the whole motorcycle.

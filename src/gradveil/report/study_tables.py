@@ -32,7 +32,7 @@ AFTERWARDS = "lpips.json"
 """Where the weights of LPIPS were not at hand, it was taken afterwards, from pictures rounded to eight bits."""
 APART = (
     *("data", "model", "state", "batch_size", "local_steps", "local_epochs", "minibatch", "shuffle", "momentum", "dropout"),
-    *("clients", "rounds", "cut", "known_labels"),
+    *("clients", "rounds", "cut", "known_labels", "prior"),
     *("ensemble", "steps", "records", "seed"),
 )
 """Settings that tell two rows of one defense apart."""

@@ -164,6 +164,7 @@ def cells_of(plan: Plan, materials: Materials | None = None) -> list[Cell]:
         plan.rounds,
         plan.cut or (HORIZONTAL,),
         plan.ensemble,
+        plan.prior,
         defenses,
     )
     common: dict[str, Any] = {
@@ -197,11 +198,12 @@ def cells_of(plan: Plan, materials: Materials | None = None) -> list[Cell]:
             clients=clients,
             rounds=rounds,
             ensemble=ensemble,
+            prior=prior,
             defense=defense,
             **common,
             **({"cut": cut, **vertical} if cut != HORIZONTAL else {}),
         )
-        for (source, labels), (model, weights, state), size, steps, clients, rounds, cut, ensemble, defense in grid
+        for (source, labels), (model, weights, state), size, steps, clients, rounds, cut, ensemble, prior, defense in grid
     ]
     for cell in cells:
         cell.training()  # refuses settings of local training that do not fit together

@@ -14,13 +14,15 @@ from gradveil.study.local_training import TrainingSettings
 from gradveil.study.readers import named, risk_mode, whole
 from gradveil.study.settings import Attackers, Common, DataSource, LocalTraining, ModelSource, Vertical
 
-__all__ = ["CELL_FORMAT", "HORIZONTAL", "OF_EPOCHS", "Cell"]
+__all__ = ["CAME_LATER", "CELL_FORMAT", "HORIZONTAL", "OF_EPOCHS", "Cell"]
 
 CELL_FORMAT = "gradveil-cell-1"
 HORIZONTAL = "none"
 """The cut of a model that is not cut."""
 OF_EPOCHS = ("local_epochs", "minibatch", "shuffle", "momentum", "dropout")
 """Settings of local training that cells of older versions lack, which took whole-batch steps without any of this."""
+CAME_LATER = (*OF_EPOCHS, "prior")
+"""All settings that change a cell's key only where they are used: no older attacker learned from public records."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -129,7 +131,7 @@ class Cell(Common, Attackers, Vertical, LocalTraining, ModelSource, DataSource):
         Args:
             content: What the settings only name: digests of data and weights, the code version, thread count.
         """
-        settings = without_unused(Cell, self.as_dict(), OF_EPOCHS)
+        settings = without_unused(Cell, self.as_dict(), CAME_LATER)
         text = json.dumps({"format": CELL_FORMAT, "cell": settings, "content": content}, sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()[:16]
 

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any
 
-from gradveil.study.cell import OF_EPOCHS, Cell
+from gradveil.study.cell import CAME_LATER, Cell
 from gradveil.study.codec import UNREAD, encode
 from gradveil.study.declare import again
 from gradveil.study.federation import UtilitySettings
@@ -19,7 +19,7 @@ from gradveil.study.training import Training
 
 __all__ = ["Kept", "KeptCell", "KeptTraining", "KeptUtility"]
 
-LATER = ("scale", "read", "bn_statistics", "cut", "parts", "party", "sees", *OF_EPOCHS)
+LATER = ("scale", "read", "bn_statistics", "cut", "parts", "party", "sees", *CAME_LATER)
 """Settings that the first published cells lack: those were measured at what is the default now."""
 
 

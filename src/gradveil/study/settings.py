@@ -212,6 +212,15 @@ class Attackers:
         docs="candidates on the [lists](levels.md#list) of attackers who hold one: `auto` is 256, or as many as there are or a "
         "dear defense leaves time for; a number; `off` (or 0) leaves them out. Part of a cell's key",
     )
+    prior: str = key(
+        "same",
+        choice("same", "other", "none"),
+        "records the attacker learns from: same (data), other, or none",
+        section="audit",
+        axis=True,
+        docs="public records that attackers [learn from](attacks.md#what-attackers-learn-from): `same` are those of the audited "
+        "data that are neither attacked nor candidates, `other` other pictures, `none` draws from a law with a spectrum of 1/f²",
+    )
     known_labels: bool = key(False, flag, "whether the attacker is given the true labels", section="training")
     bn_statistics: bool = key(
         False,

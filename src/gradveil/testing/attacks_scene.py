@@ -24,7 +24,7 @@ from gradveil.records import Observation, Reconstruction, ThreatModel, Update
 from gradveil.study.local_training import TrainingSettings
 from gradveil.testing.contract import NotApplicable
 
-__all__ = ["BRIEF", "HOME_STEPS", "Scene", "best_psnr", "home_pictures", "home_public"]
+__all__ = ["BRIEF", "HOME_STEPS", "Scene", "best_psnr", "home_pictures", "public_records"]
 
 SHAPE = (3, 16, 16)
 CLASSES = 10
@@ -61,9 +61,9 @@ def home_pictures() -> Tensor:
 
 
 @functools.cache
-def home_public() -> PublicRecords:
-    """Return public records of the same kind, for attackers who learn from some; none is a picture of `home_pictures`."""
-    inputs = public_images(SHAPE, PUBLIC, Seed(36).child("public records of attackers"))
+def public_records() -> PublicRecords:
+    """Return what an attacker at home may learn from: other crops of the photograph that the truth is cut from."""
+    inputs = public_images(SHAPE, PUBLIC, Seed(36).child("public records"))
     return PublicRecords(inputs, torch.arange(PUBLIC) % CLASSES, "same")
 
 
@@ -144,7 +144,7 @@ class Scene:
     @staticmethod
     def context(budget: int, **changes: Any) -> AttackContext:
         """Return the attacker's context; the same seed every time."""
-        return AttackContext(**{"seed": Seed(3), "budget": budget, "execution": "batched", "public": home_public(), **changes})
+        return AttackContext(**{"seed": Seed(3), "budget": budget, "execution": "batched", "public": public_records(), **changes})
 
 
 def best_psnr(candidates: Sequence[Reconstruction], truth: Tensor) -> Tensor:

@@ -36,6 +36,7 @@ NULLS = {
     "grey": "a grey picture",
     "data_mean": "the mean of the data",
     "prior_only": "the attack's prior alone, without the update",
+    "public_mean": "the mean of the public records, without the update",
     "derangement": "reconstructions of other records",
     "chance": "guessing",
 }
@@ -43,6 +44,11 @@ SHARES = {
     "gradient": "sharing a gradient",
     "weights": "sharing weights",
     "embedding": "sharing an embedding",
+}
+PRIORS = {
+    "same": "public records of the same data",
+    "other": "public records of other data",
+    "none": "no public records, a stationary law",
 }
 SEES = {"embedding": "an embedding is seen", "embedding_gradient": "an embedding and its gradient are seen"}
 
@@ -303,12 +309,14 @@ def setting_words(cell: CellResult, fields: Sequence[str] = ()) -> str:
         "party": f"party {settings.party}" if settings.cut else "",
         "sees": SEES[settings.sees] if settings.cut else "",
         "shares": SHARES[settings.shares],
+        "prior": PRIORS.get(settings.prior, ""),
     }
     several = ("rounds",) if settings.rounds > 1 else ()
     counted = ("local_epochs",) if settings.local_epochs else ("local_steps",)
     used = tuple(name for name in ("minibatch", "shuffle", "momentum", "dropout") if getattr(settings, name))
-    horizontal = ("data", "model", "state", "batch_size", *counted, *used, "shares", "clients", *several)
-    vertical = ("data", "model", "cut", "parts", "party", "state", "batch_size", "sees")
+    learned = ("prior",) if settings.prior != "same" else ()
+    horizontal = ("data", "model", "state", "batch_size", *counted, *used, "shares", "clients", *several, *learned)
+    vertical = ("data", "model", "cut", "parts", "party", "state", "batch_size", "sees", *learned)
     chosen = fields or (vertical if settings.cut else horizontal)
     told = plain | {name: text for name, text in spelled.items() if settings.said(name) is not None}
     return " · ".join(told[name] for name in chosen if told.get(name))

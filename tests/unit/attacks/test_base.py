@@ -155,7 +155,16 @@ def test_a_budget_caps_steps_but_leaves_one() -> None:
 
 
 def test_every_attack_is_listed_with_its_home() -> None:
-    assert ATTACKS.names() == ["dlg", "feature_inversion", "idlg", "inverting_gradients", "linear_layer", "peeling", "piste_like"]
+    assert ATTACKS.names() == [
+        "dlg",
+        "feature_inversion",
+        "idlg",
+        "inverting_gradients",
+        "kernel_regression",
+        "linear_layer",
+        "peeling",
+        "piste_like",
+    ]
     assert all(card.home and card.floor_psnr > 10 for card in ATTACKS.cards())
 
 

@@ -12,6 +12,9 @@ import pytest
 from gradveil.attacks import ATTACKS, ENSEMBLES, Ensemble, informed_twins, launch, line_up, resolve
 from gradveil.attacks.adaptive import CLEARER, CONFUSED, DRAWS, FIRST_STANCES, REFRESH_EVERY, STANCES
 from gradveil.attacks.engine.matching import SETTLED
+from gradveil.attacks.engine.public_batches import FOLDS, POOL
+from gradveil.attacks.engine.regression import QUIET, STRENGTHS, WEIGHINGS
+from gradveil.attacks.engine.sketches import ENTRIES
 from gradveil.attacks.engine.smooth_relu import sharpness_at
 from gradveil.attacks.ensembles import names
 from gradveil.attacks.generic.probe import FLOOR, PRIOR
@@ -19,6 +22,7 @@ from gradveil.attacks.generic.probe import MOST as PROBES
 from gradveil.attacks.generic.rounds import ByRound
 from gradveil.attacks.generic.stances import LEAST_SCALE, OUTLIER, PASSES
 from gradveil.attacks.inverting_gradients import InvertingGradients
+from gradveil.attacks.kernel_regression import LEAST, MOST_VALUES, OF_BATCHES, KernelRegression
 from gradveil.attacks.peeling import FEATURE_SHARE, ROUND, ROUNDS, SHARP, SPREAD, Peeling
 from gradveil.client.update import run_client
 from gradveil.defenses import build_defense
@@ -47,6 +51,8 @@ def spelled(ensemble: Ensemble) -> str:
         shared["by_round"] = [CLEARER, CONFUSED, FLOOR, PRIOR, PROBES, OUTLIER, LEAST_SCALE, PASSES]
     if any(isinstance(member.attack, Peeling) for member in ensemble.members):
         shared["peeling"] = [ROUNDS, ROUND, FEATURE_SHARE, SHARP, *SPREAD]
+    if any(isinstance(member.attack, KernelRegression) for member in ensemble.members):
+        shared["regression"] = [WEIGHINGS, STRENGTHS, QUIET, ENTRIES, FOLDS, POOL, LEAST, OF_BATCHES, MOST_VALUES]
     return json.dumps({"members": members, "rehearsals": ensemble.rehearsals, "shared": shared}, sort_keys=True)
 
 
@@ -67,17 +73,17 @@ def test_a_changed_setting_changes_the_digest() -> None:
 
 
 def test_short_names_mean_the_newest_version(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert resolve("quick").name == "quick-4" and resolve("standard").name == "standard-4"
-    assert resolve("strong").name == "strong-1"
+    assert resolve("quick").name == "quick-5" and resolve("standard").name == "standard-5"
+    assert resolve("strong").name == "strong-2"
     assert resolve("standard-1") is ENSEMBLES["standard-1"]
-    for version in ("quick-5", "quick-10"):
+    for version in ("quick-6", "quick-10"):
         monkeypatch.setitem(ENSEMBLES, version, dataclasses.replace(ENSEMBLES["quick-1"], name=version))
     assert resolve("quick").name == "quick-10"
 
 
 @pytest.mark.parametrize(
     ("wrong", "words"),
-    [("quik", "did you mean 'quick-4'"), ("inverting_gradient", "did you mean 'inverting_gradients'"), ("zzz", "known: ")],
+    [("quik", "did you mean 'quick-5'"), ("inverting_gradient", "did you mean 'inverting_gradients'"), ("zzz", "known: ")],
 )
 def test_an_unknown_name_is_answered_with_the_nearest(wrong: str, words: str) -> None:
     with pytest.raises(UsageError, match=words):
@@ -200,7 +206,7 @@ def test_the_patient_ensemble_takes_four_times_the_steps_twice_the_starts_and_ev
         for name, factor in (("steps", 4), ("restarts", 2)):
             assert getattr(more.attack, name, 0) == factor * getattr(one.attack, name, 0)
     assert sum(set(more.stances) == set(STANCES) for more in strong) == 6
-    assert resolve("strong", "update").name == "strong-1" and resolve("strong", "embedding").name == "embedding-strong-1"
+    assert resolve("strong", "update").name == "strong-2" and resolve("strong", "embedding").name == "embedding-strong-1"
 
 
 def test_rounds_are_taken_one_by_one_where_a_defense_draws_anew() -> None:

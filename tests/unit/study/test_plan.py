@@ -18,7 +18,7 @@ from gradveil.defenses import DEFENSES, build_defense
 from gradveil.errors import DefenseOrder, UsageError
 from gradveil.run.grid import cells_of, check_inputs, check_plan, defenses_of, sources_of
 from gradveil.run.ladders import expand_defense
-from gradveil.study.cell import CELL_FORMAT, OF_EPOCHS, Cell
+from gradveil.study.cell import CAME_LATER, CELL_FORMAT, Cell
 from gradveil.study.document import KEYS, SECTIONS, toml_text
 from gradveil.study.plan import Plan
 from gradveil.study.settings import DEFAULT_DEFENSES
@@ -244,14 +244,14 @@ def test_epochs_of_an_audit_stand_in_the_table_of_training(tmp_path: Path) -> No
 
 def test_settings_that_came_later_change_no_key_where_they_are_not_used() -> None:
     content: dict[str, str | int] = {"code": "c", "data": "d", "threads": 1}
-    for kind, later, name in ((Cell, OF_EPOCHS, "cell"), (Training, ("shuffle", "dropout"), "training")):
+    for kind, later, name in ((Cell, CAME_LATER, "cell"), (Training, ("shuffle", "dropout"), "training")):
         known = {key: value for key, value in kind().as_dict().items() if key not in later}
         head = {"cell": CELL_FORMAT, "training": TRAINING_FORMAT}[name]
         text = json.dumps({"format": head, name: known, "content": content}, sort_keys=True)
         assert kind().key(**content) == hashlib.sha256(text.encode()).hexdigest()[:16]
-    others = {"local_epochs": 1, "minibatch": 1, "shuffle": True, "momentum": 0.5, "dropout": True}
+    others = {"local_epochs": 1, "minibatch": 1, "shuffle": True, "momentum": 0.5, "dropout": True, "prior": "none"}
     keys = {Cell(**{name: value}).key(**content) for name, value in others.items()}  # type: ignore[arg-type]
-    assert len(keys | {Cell().key(**content)}) == 6
+    assert len(keys | {Cell().key(**content)}) == 7
 
 
 @pytest.mark.parametrize(
