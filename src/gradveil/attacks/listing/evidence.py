@@ -18,12 +18,14 @@ from torch import Tensor
 
 from gradveil.attacks.listing.joint import Joint
 from gradveil.attacks.listing.presence import Presence
+from gradveil.significance import mcnemar
 
 __all__ = ["Evidence", "Ranking"]
 
 RIDGE = 1e-4
 """Weight of the prior on the weights, per release: without it, weights of a list that is told apart exactly grow for ever."""
-BLOCK_ENTRIES = 2**24
+CLEAR = 0.01
+"""Probability of naming so many more of one's own releases with a feature, were it worth nothing."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,6 +57,7 @@ class Evidence:
         draws: How often each candidate was sent through the client.
         optimal: Whether the only feature is the log-likelihood, which nothing can improve on.
         joint: What fits all candidates of a list together, where several records are in an update; one feature more.
+        signs: (R, N) and (S, N) one feature more, for where the attacker names clearly more of its own releases with it.
     """
 
     name: str
@@ -66,19 +69,30 @@ class Evidence:
     draws: int = 0
     optimal: bool = False
     joint: Joint | None = None
+    signs: tuple[Tensor, Tensor] | None = None
 
     def of(self, releases: Tensor) -> Evidence:
         """Return the same with one row for each of some releases, of which one may be asked about several times."""
         joint = self.joint and dataclasses.replace(self.joint, seen=self.joint.seen[releases])
-        return dataclasses.replace(self, features=self.features[releases], joint=joint)
+        signs = self.signs and (self.signs[0][releases], self.signs[1])
+        return dataclasses.replace(self, features=self.features[releases], joint=joint, signs=signs)
 
     def _fitted_together(self, listed: Tensor, chosen: Tensor) -> Evidence:
         """Return the same with one more feature, which depends on who else is on a list."""
         if self.joint is None:
             return self
-        seen, own = self.joint.shares(self.joint.seen, listed), self.joint.shares(self.joint.own, chosen)
+        fitted = self._with(self.joint.shares(self.joint.seen, listed), self.joint.shares(self.joint.own, chosen))
+        return dataclasses.replace(fitted, joint=None)
+
+    def _with(self, seen: Tensor, own: Tensor) -> Evidence:
+        """Return the same with one more feature."""
         features, more = torch.cat([self.features, seen[..., None]], -1), torch.cat([self.own, own[..., None]], -1)
-        return dataclasses.replace(self, features=features, own=more, joint=None)
+        return dataclasses.replace(self, features=features, own=more)
+
+    def _rehearsed(self, chosen: Tensor) -> tuple[Tensor, Tensor]:
+        """Return weights, and the scores that they give to the attacker's own releases."""
+        weights = self._weights(chosen)
+        return weights, (self.own @ weights).masked_fill(~chosen, float("-inf"))
 
     def ranking(self, listed: Tensor, own_listed: Tensor) -> Ranking:
         """Rank the candidates of each release's list.
@@ -89,8 +103,13 @@ class Evidence:
         """
         chosen = (own_listed[self.truth] & self.apart).scatter(1, self.truth[:, None], True)
         evidence = self._fitted_together(listed, chosen)
-        weights = evidence._weights(chosen)
-        rehearsed = (evidence.own @ weights).masked_fill(~chosen, float("-inf"))
+        weights, rehearsed = evidence._rehearsed(chosen)
+        if self.signs is not None:
+            signed = evidence._with(*self.signs)
+            more, better = signed._rehearsed(chosen)
+            without, by_signs = (_named(each, self.truth).tolist() for each in (rehearsed, better))
+            if sum(by_signs) > sum(without) and mcnemar(by_signs, without) < CLEAR:
+                evidence, weights, rehearsed = signed, more, better
         scores = (evidence.features @ weights).masked_fill(~listed, float("-inf"))
         share = float(_named(rehearsed, self.truth).double().mean()) if len(self.truth) else None
         return Ranking(scores=scores, rehearsed=share, presence=Presence.learned(rehearsed, self.truth))

@@ -65,7 +65,7 @@ def generic_evidence(observations: Sequence[Observation], hypotheses: Hypotheses
     laws = Laws(own, learned)
     everything = [*releases, *own]
     columns = [features_of(everything, block, laws) for block in _blocks(runs, learned, len(hypotheses))]
-    features = torch.cat(columns, dim=1)
+    features, signs = torch.cat(columns, dim=1).tensor_split([-1], dim=-1)
     # Fitting all candidates together costs a tenth of a second a release; fewer of its own teach the attacker as well.
     taught = min(count, TAUGHT) if hypotheses.varies else count
     return Evidence(
@@ -77,6 +77,7 @@ def generic_evidence(observations: Sequence[Observation], hypotheses: Hypotheses
         apart=apart_of(hypotheses, [runs.draw_of_release(index) for index in range(taught)]),
         joint=Joint.of(observations, own[:taught], hypotheses) if hypotheses.varies else None,
         draws=DRAWS + 1 if varies else 1,
+        signs=(signs[: len(releases), :, 0], signs[len(releases) : len(releases) + taught, :, 0]),
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -21,6 +22,9 @@ FEATURES = ("whitened", "scaled", "scaled_by_tensor", "lengths", "angles", "angl
 * ``lengths``: -Σ ln(1 + z²) over tensors, z how far ln |y| lies from that of the candidate's own draws, in their deviations.
 * ``angles``: the same of |cos(y, g)|, g the candidate's gradient without a defense: an orthogonal release gives itself away.
 * ``angles_where_sent``: the same of |cos| where y is not zero, which sees through any pruning.
+
+Last in a row of features, and used only where they clearly help (`Evidence`), stand the signs: ½ Σ sign(y) sign(m), tensor by
+tensor at the odds at which signs of the attacker's own releases are those of the mean. They survive wild factors of entries.
 """
 LENGTH, ANGLE, SUPPORT = 0, 1, 2
 ROUNDING = 2.0**-20
@@ -83,13 +87,19 @@ class Laws:
     def __init__(self, releases: Sequence[Named], sent: Sequence[Sent]) -> None:
         """Learn the variance of every entry, shrunk to the mean of its tensor, and that of the numbers per tensor."""
         self.precision: Named = {}
+        self.odds: dict[str, float] = {}
         count = len(releases)
         for name in releases[0]:
             square = torch.zeros_like(_flat(releases[0][name]))
             energy = torch.zeros_like(square)
+            same = told = 0.0
             for release, own in zip(releases, sent, strict=True):
-                square += (_flat(release[name]) - _flat(own.mean[name])).square()
-                energy += _flat(release[name]).square()
+                y, m = _flat(release[name]), _flat(own.mean[name])
+                square += (y - m).square()
+                energy += y.square()
+                agree = y.sign() * m.sign()
+                same, told = same + float((agree > 0).sum()), told + float((agree != 0).sum())
+            self.odds[name] = math.log((same + 1) / (told - same + 1))
             floor = ROUNDING**2 * energy.sum() / (count * energy.numel()) + TINY
             variance = (square + SHRINK * square.mean() / count) / (count + SHRINK)
             self.precision[name] = 1 / (variance + floor)
@@ -99,7 +109,7 @@ class Laws:
 
 
 def features_of(releases: Sequence[Named], candidates: Sequence[Sent], laws: Laws) -> Tensor:
-    """Return (R, b, F) features of some candidates beside all releases."""
+    """Return (R, b, F + 1) features of some candidates beside all releases, signs the last."""
     sums = _Sums(len(releases), candidates)
     for place, name in enumerate(releases[0]):
         sums.add(_moments([r[name] for r in releases], [c.mean[name] for c in candidates], _raws(candidates, name), laws, name))
@@ -123,6 +133,7 @@ class _Moments:
     dots: Tensor  # <y, g>
     raws: Tensor  # |g|²
     kept: Tensor  # |g|² where y is not zero
+    signs: Tensor  # <sign y, sign m>, by the odds of the tensor
 
 
 def _moments(releases: Sequence[Tensor], means: Sequence[Tensor], raws: Sequence[Tensor], laws: Laws, name: str) -> _Moments:
@@ -131,7 +142,7 @@ def _moments(releases: Sequence[Tensor], means: Sequence[Tensor], raws: Sequence
     like = precision
     seen, weighed = like.new_zeros(rows, 1), like.new_zeros(rows, 1)
     mean_squares, raw_squares = like.new_zeros(1, columns), like.new_zeros(1, columns)
-    across, dots, kept = (like.new_zeros(rows, columns) for _ in range(3))
+    across, dots, kept, signs = (like.new_zeros(rows, columns) for _ in range(4))
     step = max(1, COLUMNS // max(rows, columns))
     flat = [[each.reshape(-1) for each in side] for side in (releases, means, raws)]
     for start in range(0, precision.numel(), step):
@@ -146,7 +157,8 @@ def _moments(releases: Sequence[Tensor], means: Sequence[Tensor], raws: Sequence
         across += wy @ m.T
         dots += y @ g.T
         kept += (y != 0).double() @ g.square().T
-    return _Moments(precision.numel(), seen, weighed, mean_squares, across, dots, raw_squares, kept)
+        signs += y.sign() @ m.sign().T
+    return _Moments(precision.numel(), seen, weighed, mean_squares, across, dots, raw_squares, kept, laws.odds[name] * signs / 2)
 
 
 class _Sums:
@@ -155,7 +167,7 @@ class _Sums:
     def __init__(self, rows: int, candidates: Sequence[Sent]) -> None:
         self.expected = torch.stack([c.expected for c in candidates])  # (b, L, 3)
         shape = rows, len(candidates)
-        self.distance, self.by_tensor = (self.expected.new_zeros(shape) for _ in range(2))
+        self.distance, self.by_tensor, self.signs = (self.expected.new_zeros(shape) for _ in range(3))
         self.weighed, self.means, self.across = (self.expected.new_zeros(shape) for _ in range(3))
         self.stray = self.expected.new_zeros((*shape, 3))
         self.entries = 0
@@ -166,7 +178,7 @@ class _Sums:
         self.entries += found.entries
         self.distance = self.distance + (found.weighed + found.means - 2 * found.across).clamp_min(0)
         self.weighed, self.means = self.weighed + found.weighed, self.means + found.means
-        self.across = self.across + found.across
+        self.across, self.signs = self.across + found.across, self.signs + found.signs
         self.by_tensor = self.by_tensor - 0.5 * found.entries * _unexplained(found.weighed, found.means, found.across)
 
     def tell(self, place: int, laws: Laws) -> None:
@@ -177,7 +189,8 @@ class _Sums:
 
     def features(self) -> Tensor:
         scaled = -0.5 * self.entries * _unexplained(self.weighed, self.means, self.across)
-        return torch.cat([torch.stack([-0.5 * self.distance, scaled, self.by_tensor], -1), self.stray], -1).cpu()
+        numbers = torch.stack([-0.5 * self.distance, scaled, self.by_tensor], -1)
+        return torch.cat([numbers, self.stray, self.signs[..., None]], -1).cpu()
 
 
 def _unexplained(weighed: Tensor, means: Tensor, across: Tensor) -> Tensor:

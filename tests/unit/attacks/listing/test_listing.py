@@ -116,13 +116,18 @@ def test_numbers_of_a_pair_are_those_of_the_formulas() -> None:
     own[0]["a"][0] = 0.0
     laws = Laws(own, sent)
     found = features_of(own, sent, laws)
-    assert found.shape == (4, 4, len(FEATURES))
+    assert found.shape == (4, 4, len(FEATURES) + 1), "signs are the last"
     y, m, g, w = (flatten(each).double() for each in (own[0], sent[2].mean, raws[2], laws.precision))
     assert float(found[0, 2, 0]) == pytest.approx(float(-0.5 * (w * (y - m).square()).sum()))
     cosine = float((w * y * m).sum() ** 2 / ((w * y * y).sum() * (w * m * m).sum()))
     assert float(found[0, 2, 1]) == pytest.approx(-0.5 * 17 * np.log(1 - cosine))
     z = (Scalars.of(own[0], raws[2]).values - sent[2].expected) / laws.deviation
-    assert found[0, 2, 3:].tolist() == pytest.approx((-torch.log1p(z.square())).sum(0).tolist(), rel=1e-5)
+    assert found[0, 2, 3:6].tolist() == pytest.approx((-torch.log1p(z.square())).sum(0).tolist(), rel=1e-5)
+    signs = sum(laws.odds[n] * float((own[0][n].sign() * sent[2].mean[n].sign()).sum()) / 2 for n in ("a", "b"))
+    assert float(found[0, 2, 6]) == pytest.approx(signs)
+    agree = [(each["b"].sign() * mine.mean["b"].sign()).tolist() for each, mine in zip(own, sent, strict=True)]
+    same = sum(value > 0 for row in agree for value in row)
+    assert laws.odds["b"] == pytest.approx(np.log((same + 1) / (20 - same + 1)))
     seen = own[0]["a"] != 0
     angle = float((own[0]["a"] * raws[2]["a"]).sum().abs() / (own[0]["a"].norm() * (raws[2]["a"] * seen).norm()))
     assert float(Scalars.of(own[0], raws[2]).values[0, 2]) == pytest.approx(angle, rel=1e-5)
