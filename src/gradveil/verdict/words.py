@@ -169,7 +169,8 @@ def headline_sentence(headline: Headline) -> str:
     if not headline.helps:
         return f"{bare}; no defense of this run lowered that bound"
     told = f"{bare}; with the best defense of this run, {after.count} of {after.n}{named}"
-    return f"{told}; this run cannot tell whether that is its doing" if status_of(best, cell) is Status.CANNOT_TELL else told
+    doubt = "; this run cannot tell whether that is the defense’s doing" if status_of(best, cell) is Status.CANNOT_TELL else ""
+    return f"{told}{doubt}"
 
 
 def _by_list(bare: CellResult, best: CellResult) -> str:
@@ -178,7 +179,7 @@ def _by_list(bare: CellResult, best: CellResult) -> str:
     told = [f"{share.count} of {share.n}" for _, share in views if share is not None]
     size = views[-1][0].size
     held = f"a list of {size} candidates" if size else "a list of candidates"
-    return f"; who holds {held} points out {' and '.join(told)}" if len(told) == len(views) else ""
+    return f"; who holds {held} points out {' without it and '.join(told)} with it" if len(told) == len(views) else ""
 
 
 def costs(cell: CellResult, undefended: CellResult | None) -> list[tuple[str, str]]:
