@@ -196,7 +196,8 @@ def test_the_first_screen_says_where_a_low_count_may_be_the_attackers_doing() ->
 
     idle = Check(name="informed_ran", level="warn", sentence="Informed: none ran.")
     assert first(cell(1, levels=None)).endswith("with the best defense of this run, 1 of 32")
-    assert first(cell(1, checks=(idle,), levels=None)).endswith("1 of 32; this run cannot tell whether that is the defense’s doing")
+    doubt = "1 of 32; this run cannot tell whether that is the defense’s doing"
+    assert first(cell(1, checks=(idle,), levels=None)).endswith(doubt)
 
 
 def test_a_cap_is_part_of_the_name() -> None:
