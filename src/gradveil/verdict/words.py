@@ -107,6 +107,9 @@ def judgement(cell: CellResult, undefended: CellResult | None) -> str:
             return f"Not broken {told}. {power_words(cell)}{_elsewhere(cell)}"
         unproven = "power not measured, so nothing shows that these attackers could have won"
         return f"Not identified {told}; {unproven}.{_elsewhere(cell)}"
+    owner = level_of(cell, "owner")
+    if owner.open:
+        return f"Leaks whose records these are under {cell.ensemble}, if not which: {view_words(owner)}."
     if closer_than_null(cell) and cell.selected.psnr and cell.bar.psnr:
         pictures = f"{db(cell.selected.psnr.median)} against {db(cell.bar.psnr.value)}"
         return f"Leaks something under {cell.ensemble}: pictures come closer to the originals than the best null ({pictures})."
@@ -146,7 +149,7 @@ def _as_high_as(cell: CellResult) -> str:
 
 def _elsewhere(cell: CellResult) -> str:
     """Say what gives records away where pictures do not: a verdict on pictures is easily read as one on all there is."""
-    others = [view_words(view) for view in (level_of(cell, "list"), level_of(cell, "label")) if view.open]
+    others = [view_words(view) for view in (level_of(cell, name) for name in ("list", "list_owner", "label")) if view.open]
     return f" That is about pictures alone: {'; '.join(others)}." if others else ""
 
 
