@@ -184,9 +184,8 @@ def test_nothing_is_called_unbroken_whose_owners_are_given_away() -> None:
     assert status_of(of(1), BARE) is Status.UNBROKEN
     assert status_of(of(20), BARE) is Status.UNCLEAR and status_of(replace(of(20), power=None), BARE) is Status.UNCLEAR
     assert "Leaks whose records these are" in said(of(20)) and "20 of 20 owners identified" in said(of(20))
-    listed = replace(
-        by_list(1).listed.lists["random"], owners=Share.of(19, 20), owners_null=Bar(null="guess", value=0.1, high=0.2)
-    )  # type: ignore[union-attr]
+    owned = {"owners": Share.of(19, 20), "owners_null": Bar(null="guess", value=0.1, high=0.2)}
+    listed = Listed(share=Share.of(1, N), size=256, **owned)  # type: ignore[arg-type]
     told = said(cell(1, levels=Levels(listed=ListLevel(lists={"random": listed})), power=SHOWN))
     assert "That is about pictures alone" in told and "19 of 20 owners pointed out on a list" in told
 

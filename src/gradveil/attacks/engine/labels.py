@@ -53,7 +53,8 @@ def classifier_layer(weights: Named, classes: int) -> str | None:
     names = [name for name, value in weights.items() if value.ndim == 2 and value.shape[0] == classes]
     last = [name for name, value in weights.items() if value.ndim >= 2][-1:]
     filters = [name for name in last if weights[name].ndim > 2 and weights[name].shape[0] == classes]
-    return (names or filters or [None])[-1]
+    found = names or filters
+    return found[-1] if found else None
 
 
 def label_scores(observation: Observation, *, informed: bool = False) -> Tensor | None:
