@@ -33,7 +33,8 @@ def feature_layer(observation: Observation) -> str | None:
     """
     learner, weights = observation.learner, observation.update.weights
     if not learner.noise:
-        return classifier_layer(weights, observation.classes)
+        layer = classifier_layer(weights, observation.classes)
+        return layer if layer is not None and weights[layer].ndim == 2 else None  # of a convolution the mean over places is told
     names = [name for name, value in weights.items() if value.ndim == 2 and name.endswith(".weight")]
     inputs = next(iter(learner.weights.values())).new_full((1, *observation.input_shape), 0.5)
     still = [name for name in names if _ignores_noise(learner, name, inputs)]

@@ -181,8 +181,9 @@ def status_of(cell: CellResult, undefended: CellResult | None) -> Status:
 
 
 def at_the_null(cell: CellResult) -> bool:
-    """Whether no more was identified than by the best null, and no closer pictures were found."""
-    return cell.identified.value <= bar_of(cell).value + 1e-9 and not closer_than_null(cell)
+    """Whether no more was identified than by the best null, no closer pictures were found, and no owners given away by them."""
+    few = cell.identified.value <= bar_of(cell).value + 1e-9
+    return few and not closer_than_null(cell) and not level_of(cell, "owner").open
 
 
 def _attackers_win(undefended: CellResult | None) -> bool:

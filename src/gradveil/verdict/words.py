@@ -113,6 +113,9 @@ def judgement(cell: CellResult, undefended: CellResult | None) -> str:
             return f"Not broken {told}. {power_words(cell)}{_elsewhere(cell)}"
         unproven = "power not measured, so nothing shows that these attackers could have won"
         return f"Not identified {told}; {unproven}.{_elsewhere(cell)}"
+    owner = level_of(cell, "owner")
+    if owner.open:
+        return f"Leaks whose records these are under {cell.ensemble}, if not which: {view_words(owner)}."
     if closer_than_null(cell) and cell.selected.psnr and cell.bar.psnr:
         pictures = f"{db(cell.selected.psnr.median)} against {db(cell.bar.psnr.value)}"
         return f"Leaks something under {cell.ensemble}: pictures come closer to the originals than the best null ({pictures})."
@@ -152,7 +155,7 @@ def _as_high_as(cell: CellResult) -> str:
 
 def _elsewhere(cell: CellResult) -> str:
     """Say what gives records away where pictures do not: a verdict on pictures is easily read as one on all there is."""
-    others = [view_words(view) for view in (level_of(cell, "list"), level_of(cell, "label")) if view.open]
+    others = [view_words(view) for view in (level_of(cell, name) for name in ("list", "list_owner", "label")) if view.open]
     return f" That is about pictures alone: {'; '.join(others)}." if others else ""
 
 
@@ -175,7 +178,8 @@ def headline_sentence(headline: Headline) -> str:
     if not headline.helps:
         return f"{bare}; no defense of this run lowered that bound"
     told = f"{bare}; with the best defense of this run, {after.count} of {after.n}{named}"
-    return f"{told}; this run cannot tell whether that is its doing" if status_of(best, cell) is Status.CANNOT_TELL else told
+    doubt = "; this run cannot tell whether that is the defense’s doing" if status_of(best, cell) is Status.CANNOT_TELL else ""
+    return f"{told}{doubt}"
 
 
 def _by_list(bare: CellResult, best: CellResult) -> str:
@@ -184,7 +188,7 @@ def _by_list(bare: CellResult, best: CellResult) -> str:
     told = [f"{share.count} of {share.n}" for _, share in views if share is not None]
     size = views[-1][0].size
     held = f"a list of {size} candidates" if size else "a list of candidates"
-    return f"; who holds {held} points out {' and '.join(told)}" if len(told) == len(views) else ""
+    return f"; who holds {held} points out {' without it and '.join(told)} with it" if len(told) == len(views) else ""
 
 
 def costs(cell: CellResult, undefended: CellResult | None) -> list[tuple[str, str]]:

@@ -30,7 +30,7 @@ def test_every_level_stands_on_the_first_screen(tmp_path: Path) -> None:
     for said in ("Its label 16 of 16", "The record, from a list of 128 16 of 16", "The picture of the record 15 of 16"):
         assert said in first, said
     assert "Its owner, by the picture 4 of 4" in first and "Its owner, from a list 4 of 4" in first
-    assert "who holds a list of 128 candidates points out 16 of 16 and 2 of 16" in first
+    assert "who holds a list of 128 candidates points out 16 of 16 without it and 2 of 16 with it" in first
     assert "These attackers (quick-1) were shown to win: they break gaussian_noise(std=0.001) (15 of 16)" in first
     assert "once a leak of the raw update is 4.7 % of what is seen" in first
     assert "for 7 of 16 records the search failed" in first

@@ -174,6 +174,22 @@ def test_a_search_that_failed_cannot_tell(reason: dict[str, Any], words: str | N
     assert status_of(cell(20, **reason), BARE) is Status.BROKEN, "what was found, was found"
 
 
+def test_nothing_is_called_unbroken_whose_owners_are_given_away() -> None:
+    """Three near-equal pictures a person and their mean as reconstruction: records at the null, every owner found."""
+
+    def of(found: int, **more: Any) -> CellResult:
+        owners = Level(share=Share.of(found, 20), null=Bar(null="derangement", value=0.05, high=0.17))
+        return cell(1, levels=replace(by_list(1), owners=owners), power=SHOWN, **more)
+
+    assert status_of(of(1), BARE) is Status.UNBROKEN
+    assert status_of(of(20), BARE) is Status.UNCLEAR and status_of(replace(of(20), power=None), BARE) is Status.UNCLEAR
+    assert "Leaks whose records these are" in said(of(20)) and "20 of 20 owners identified" in said(of(20))
+    owned = {"owners": Share.of(19, 20), "owners_null": Bar(null="guess", value=0.1, high=0.2)}
+    listed = Listed(share=Share.of(1, N), size=256, **owned)  # type: ignore[arg-type]
+    told = said(cell(1, levels=Levels(listed=ListLevel(lists={"random": listed})), power=SHOWN))
+    assert "That is about pictures alone" in told and "19 of 20 owners pointed out on a list" in told
+
+
 def test_searches_that_mostly_worked_and_checks_that_passed_are_no_excuse() -> None:
     worked = Gap(search_failed=Share.of(16, N), information_gone=Share.of(16, N), found=Share.of(0, N))
     sound = cell(1, gap=worked, checks=(Check(name="informed_moved", level="ok"),), power=SHOWN)
@@ -196,7 +212,8 @@ def test_the_first_screen_says_where_a_low_count_may_be_the_attackers_doing() ->
 
     idle = Check(name="informed_ran", level="warn", sentence="Informed: none ran.")
     assert first(cell(1, levels=None)).endswith("with the best defense of this run, 1 of 32")
-    assert first(cell(1, checks=(idle,))).endswith("1 of 32; this run cannot tell whether that is its doing")
+    doubt = "1 of 32; this run cannot tell whether that is the defense’s doing"
+    assert first(cell(1, checks=(idle,), levels=None)).endswith(doubt)
 
 
 def test_a_cap_is_part_of_the_name() -> None:

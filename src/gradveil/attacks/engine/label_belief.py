@@ -228,9 +228,9 @@ class _Simulated:
     def _find_direction(self) -> Tensor:
         """Return the unit vector along which rows of present classes stand out of the others, in the mean over releases."""
         releases, labels = self._releases()
-        total = torch.zeros_like(releases[0].update.weights[self._layer][0], dtype=torch.float64)
+        total = torch.zeros_like(releases[0].update.weights[self._layer][0].flatten(), dtype=torch.float64)
         for each, own in zip(releases, labels, strict=True):
-            weight = each.update.weights[self._layer].double()
+            weight = each.update.weights[self._layer].double().flatten(1)
             apart = weight[own.reshape(-1).to(weight.device)].mean(0) - weight.mean(0)
             total = total + apart / weight.norm().clamp_min(TINY)
         found: Tensor = total / total.norm().clamp_min(TINY)
@@ -239,7 +239,7 @@ class _Simulated:
     def _row(self, observation: Observation) -> _Row:
         update = observation.update.weights
         bias = update.get(self._layer.removesuffix("weight") + "bias")
-        found = features_of_rows(update[self._layer], bias, self._direction(), self._prediction)
+        found = features_of_rows(update[self._layer].flatten(1), bias, self._direction(), self._prediction)
         return _Row(found.cpu(), bias)
 
     def _features(self, row: _Row, ask_author: bool) -> Tensor:

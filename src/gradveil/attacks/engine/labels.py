@@ -46,9 +46,15 @@ FEW = 5
 
 
 def classifier_layer(weights: Named, classes: int) -> str | None:
-    """Return the name of the last weight matrix with one row per class, or None."""
+    """Return the name of the last weight matrix with one row per class, else of a last convolution with one filter each, or None.
+
+    Logits that are means over the places of a convolution have the same bias gradient as those of a linear layer.
+    """
     names = [name for name, value in weights.items() if value.ndim == 2 and value.shape[0] == classes]
-    return names[-1] if names else None
+    last = [name for name, value in weights.items() if value.ndim >= 2][-1:]
+    filters = [name for name in last if weights[name].ndim > 2 and weights[name].shape[0] == classes]
+    found = names or filters
+    return found[-1] if found else None
 
 
 def label_scores(observation: Observation, *, informed: bool = False) -> Tensor | None:
@@ -130,7 +136,7 @@ def _plain_scores(observation: Observation) -> Tensor | None:
         return None
     bias = layer.removesuffix("weight") + "bias"
     told = bias in update and bool((update[bias] < 0).any())
-    scores = update[bias] if told else update[layer].sum(1)
+    scores = update[bias] if told else update[layer].flatten(1).sum(1)
     settings = observation.learner.settings
     if settings.shares == "weights":
         per_client = observation.examples // settings.clients

@@ -296,6 +296,21 @@ def test_probabilities_of_rows_are_calibrated() -> None:
     assert float(right.mean()) > float(best) - 0.05
 
 
+def test_filters_for_classes_are_learned_like_rows() -> None:
+    body = (torch.nn.Conv2d(1, 6, 3), torch.nn.Sigmoid(), torch.nn.Conv2d(6, 10, 1))
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        network = torch.nn.Sequential(*body, torch.nn.AdaptiveAvgPool2d(1), torch.nn.Flatten())
+        for layer in body[::2]:
+            torch.nn.init.normal_(layer.weight, std=0.5)
+    learner, context, right = Learner.of(network, loss_by_name("cross_entropy")), None, 0
+    for index in range(5):
+        seen, fresh = scene(learner, one(label=2 * index, seed=index), "gaussian_noise(std=0.05)", seed=index)
+        context = context or fresh
+        right += 2 * index in informed_belief(seen, context).hypotheses.flatten().tolist()
+    assert right >= 4
+
+
 def test_without_public_pictures_grey_noise_is_sent() -> None:
     seen, context = scene(many_classes(), one(5, 0), DGP)
     belief = informed_belief(seen.replace(public=None), context)

@@ -6,7 +6,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from gradveil.attacks.engine.labels import classifier_layer, label_scores, recover_labels
+from gradveil.attacks.engine.labels import classifier_layer, label_scores, plainly_certain, recover_labels
+from gradveil.attacks.feature_inversion import feature_layer
 from gradveil.learning import Learner, loss_by_name
 from gradveil.records import Batch, Update
 from gradveil.study.local_training import TrainingSettings
@@ -79,6 +80,35 @@ def test_without_a_bias_row_sums_tell() -> None:
     for label in range(CLASSES):
         batch = Batch(make_batch(seed=label).inputs, torch.tensor([label]))
         assert recover_labels(observe(learner, batch)).tolist() == [label]
+
+
+def all_convolutions(bias: bool = True) -> nn.Module:
+    """A network that ends in one filter per class and their means, as SqueezeNet and NiN do."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        body = (nn.Conv2d(2, 8, 3, stride=2), nn.Sigmoid(), nn.Conv2d(8, CLASSES, 1, bias=bias))
+        return nn.Sequential(*body, nn.AdaptiveAvgPool2d(1), nn.Flatten())
+
+
+@pytest.mark.parametrize("bias", [True, False])
+def test_a_filter_for_each_class_tells_labels_like_a_linear_layer(bias: bool) -> None:
+    """Without a matrix every search ran for class 0, and the label level said that there is nothing to read."""
+    learner = wrap(all_convolutions(bias))
+    for label in range(CLASSES):
+        seen = observe(learner, Batch(make_batch(seed=label).inputs, torch.tensor([label])))
+        assert recover_labels(seen).tolist() == [label]
+        assert not bias or plainly_certain(seen)
+        assert feature_layer(seen) is None, "its input is told in the mean over places alone"
+    labels = [0, 1, 1, 3]
+    seen = observe(learner, make_batch(4).replace(targets=torch.tensor(labels)))
+    assert not bias or recover_labels(seen).tolist() == labels
+
+
+def test_a_matrix_goes_before_a_filter_and_an_early_filter_is_none() -> None:
+    filters, matrix = torch.zeros(CLASSES, 4, 1, 1), torch.zeros(CLASSES, 9)
+    assert classifier_layer({"a.weight": filters, "b.weight": torch.zeros(7, 9)}, CLASSES) is None
+    assert classifier_layer({"b.weight": matrix, "a.weight": filters}, CLASSES) == "b.weight"
+    assert classifier_layer({"b.weight": torch.zeros(7, 9), "a.weight": filters}, CLASSES) == "a.weight"
 
 
 def test_without_a_classifier_layer_there_is_nothing_to_read() -> None:
