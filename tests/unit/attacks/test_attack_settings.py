@@ -19,6 +19,10 @@ from tests.unit.attacks.scenes import make_batch, make_context, make_learner, ob
 POOLED = 'convnet(width=4, norm="none")'
 
 
+def built(spelling: str) -> Any:
+    return ATTACKS.build(spelling)
+
+
 @pytest.mark.parametrize(
     ("spelling", "setting", "wrong"),
     [
@@ -54,7 +58,8 @@ def test_a_recipe_refuses_what_means_nothing(changes: dict[str, Any], said: str)
     with pytest.raises(UsageError) as caught:
         Recipe(name="x", **changes)
     assert str(caught.value).startswith(said)
-    assert Recipe(name="x", tv=1.0, tv_end=0.1).tv_end == 0.1 and Recipe(name="x", objective="likelihood")
+    assert Recipe(name="x", tv=1.0, tv_end=0.1).tv_end == 0.1
+    assert Recipe(name="x", objective="likelihood").objective == "likelihood"
 
 
 @pytest.mark.parametrize("spelling", ["inverting_gradients", "idlg", "dlg", "peeling"])
@@ -62,7 +67,7 @@ def test_a_stance_is_told_with_what_was_found(spelling: str) -> None:
     model = POOLED if spelling == "peeling" else "lenet"
     learner = make_learner(model, shape=(2, 16, 16))
     seen = [observe(learner, make_batch(shape=(2, 16, 16)), "gaussian_noise(std=0.001)")]
-    attack: Any = dataclasses.replace(ATTACKS.build(spelling), steps=3, stance="informed")  # type: ignore[call-arg]
+    attack: Any = dataclasses.replace(built(spelling), steps=3, stance="informed")
     assert {each.stance for each in launch(attack, seen, make_context(100))} == {"informed"}
 
 
@@ -71,17 +76,17 @@ def test_unknowns_of_a_defense_are_fitted_and_handed_back() -> None:
     seen = [observe(learner, make_batch(seed=seed), "lrp") for seed in range(2)]
     names = set(seen[0].adversary.variables(seen[0], torch.Generator().manual_seed(0)))
     assert names
-    attack = dataclasses.replace(ATTACKS.build("inverting_gradients"), steps=4, stance="informed")  # type: ignore[call-arg]
+    attack = dataclasses.replace(built("inverting_gradients"), steps=4, stance="informed")
     found = launch(attack, seen, make_context(100))
     assert all(set(each.variables) == names for each in found)
-    plain = dataclasses.replace(ATTACKS.build("inverting_gradients"), steps=4)  # type: ignore[call-arg]
+    plain = dataclasses.replace(built("inverting_gradients"), steps=4)
     assert all(each.variables == {} for each in launch(plain, seen, make_context(100)))
 
 
 @pytest.mark.parametrize("mode", ["looped", "batched"])
 def test_only_where_candidates_run_one_by_one_are_examples_taken_so(mode: str, monkeypatch: pytest.MonkeyPatch) -> None:
     turned: list[object] = []
-    inner = matching.one_at_a_time
+    inner: Any = vars(matching)["one_at_a_time"]
 
     def noting(learner: Any) -> Any:
         turned.append(learner)
@@ -89,7 +94,7 @@ def test_only_where_candidates_run_one_by_one_are_examples_taken_so(mode: str, m
 
     monkeypatch.setattr(matching, "one_at_a_time", noting)
     seen = [observe(make_learner(), make_batch())]
-    attack = dataclasses.replace(ATTACKS.build("inverting_gradients"), steps=3)  # type: ignore[call-arg]
+    attack = dataclasses.replace(built("inverting_gradients"), steps=3)
     launch(attack, seen, make_context(100, execution=mode))
     assert len(turned) == (1 if mode == "looped" else 0)
 

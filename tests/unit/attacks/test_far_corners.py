@@ -27,6 +27,10 @@ from tests.unit.attacks.scenes import make_batch, make_context, make_learner, ob
 from tests.unit.audit.small import make_subject
 
 
+def built(spelling: str) -> Any:
+    return ATTACKS.build(spelling)
+
+
 @pytest.mark.parametrize(("device", "fits", "expected"), [("cpu", 50, 4), ("cuda", 50, 50), ("cuda", 2, 4)])
 def test_updates_are_computed_as_many_at_a_time_as_fit(
     device: str, fits: int, expected: int, monkeypatch: pytest.MonkeyPatch
@@ -36,8 +40,17 @@ def test_updates_are_computed_as_many_at_a_time_as_fit(
     inputs: Any = SimpleNamespace(device=SimpleNamespace(type=device), shape=(9, 2, 3, 8, 8))
     inputs = type("Inputs", (), {"device": inputs.device, "shape": inputs.shape, "__len__": lambda self: 9})()
     monkeypatch.setattr(probe, "MOST_ENTRIES", 400)
-    monkeypatch.setattr(probe, "chunk_size", lambda *given: asked.append(given) or fits)
-    monkeypatch.setattr(probe, "quicker", lambda *given: asked.append(given[1]) or SimpleNamespace(update="update"))
+
+    def chunk_size(*given: Any) -> int:
+        asked.append(given)
+        return fits
+
+    def quicker(_: Any, shape: Any) -> SimpleNamespace:
+        asked.append(shape)
+        return SimpleNamespace(update="update")
+
+    monkeypatch.setattr(probe, "chunk_size", chunk_size)
+    monkeypatch.setattr(probe, "quicker", quicker)
     monkeypatch.setattr(probe, "vmap", lambda function, chunk_size: lambda x, y: {"a": (function, chunk_size, x, y)})
     found = probe.raw_updates(learner, inputs, "targets")  # type: ignore[arg-type]
     assert found == {"a": ("update", expected, inputs, "targets")}
@@ -60,7 +73,7 @@ def test_what_listens_to_layers_is_not_compiled(spelling: str, monkeypatch: pyte
     monkeypatch.setattr(
         "gradveil.attacks.engine.execution.Execution.once", lambda self: dataclasses.replace(self, mode="batched")
     )
-    attack: Any = dataclasses.replace(ATTACKS.build(spelling), steps=3)  # type: ignore[call-arg]
+    attack: Any = dataclasses.replace(built(spelling), steps=3)
     launch(attack, [observe(make_learner(), make_batch())], make_context(100))
     assert modes == ["batched" if spelling == "feature_inversion" else "compiled"]
 

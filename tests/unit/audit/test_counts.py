@@ -61,7 +61,7 @@ def test_the_null_of_labels_is_the_best_of_all_fixed_answers(batch: int, records
 
 def test_a_planted_leak_rehearses_as_often_as_its_ensemble_says(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[tuple[Any, ...]] = []
-    build = power.build_subject
+    build: Any = vars(power)["build_subject"]
 
     def noting(*given: Any) -> Any:
         asked.append(given)
@@ -92,7 +92,8 @@ def test_as_many_tests_are_allowed_for_as_are_made(monkeypatch: pytest.MonkeyPat
         return False
 
     monkeypatch.setattr(canaries, "_cheat", noting)
-    for changes, signs in (({}, 2), ({"cut": "cut1"}, 1)):
+    cases: list[tuple[dict[str, Any], int]] = [({}, 2), ({"cut": "cut1"}, 1)]
+    for changes, signs in cases:
         tests.clear()
         subject = power.plant(make_subject(records=8, **changes), 1.0)
         seen = [target.observation for target in subject.targets]
@@ -139,9 +140,8 @@ def test_scores_of_risk_say_how_they_were_made() -> None:
     assert found.gap_rule == scores.defended.records[0].gap_rule if scores.defended is not None else False
     assert [row.pseudonym for row in found.records] == ["a", "b"] and [row.error for row in found.records] == [0.1, 0.2]
     for row in found.records:
-        assert (
-            row.score is not None and row.band and row.undefended == pytest.approx(row.invre) and row.low <= row.invre <= row.high
-        )
+        assert row.undefended == pytest.approx(row.invre) and row.low <= row.invre <= row.high
+        assert row.band is not None
     assert found.correlation is not None and found.correlation.attack == "plain"
     assert found.defended is not None and found.undefended is not None and found.defended == found.undefended
 
@@ -214,7 +214,7 @@ def test_a_null_keeps_the_labels_that_the_attacker_has(known: bool) -> None:
 
 def test_a_floor_is_taken_at_each_candidate_with_its_own_label(monkeypatch: pytest.MonkeyPatch) -> None:
     given: list[tuple[Tensor, int]] = []
-    inner = floors.defended_release
+    inner: Any = vars(floors)["defended_release"]
 
     def noting(learner: Any, record: Tensor, label: Tensor, *more: Any, **keywords: Any) -> Any:
         given.append((record, int(label)))

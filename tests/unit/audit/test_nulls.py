@@ -141,7 +141,7 @@ def test_the_prior_alone_is_tried_as_often_as_told_by_recipes_that_match_nothing
     tries: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked: list[Any] = []
-    inner = nulls.run_recipe
+    inner: Any = vars(nulls)["run_recipe"]
 
     def noting(recipe: Any, observations: Any, context: Any) -> Any:
         asked.append((recipe, len(observations), context))
@@ -168,7 +168,12 @@ def test_nulls_are_grey_the_mean_the_prior_and_the_largest_draw(monkeypatch: pyt
     subject = make_subject(records=3)
     tries: list[int] = []
     grey = scored_images(subject, torch.full_like(originals(subject), 0.5))
-    monkeypatch.setattr(nulls, "_prior_only", lambda *given: tries.append(given[-1]) or grey)
+
+    def noting(*given: Any) -> Scored:
+        tries.append(given[-1])
+        return grey
+
+    monkeypatch.setattr(nulls, "_prior_only", noting)
     drawn = derangements(subject, [grey, scored_images(subject, originals(subject))], Seed(0))
     for asked in (2, 50):
         rows = nulls.null_rows(subject, resolve("informed-1"), subject.context(1), asked, drawn)

@@ -113,7 +113,7 @@ def test_a_chain_in_the_wrong_order_is_told_the_right_one(spelling: str, better:
         build_defense(spelling)
     told = str(caught.value).rpartition(": ")[2]
     assert [part.partition("(")[0] for part in told.split(" + ")] == better.split(" + ")
-    assert build_defense(told)
+    build_defense(told)
 
 
 def test_public_gradients_are_drawn_for_a_batch_of_the_client_s_size(monkeypatch: pytest.MonkeyPatch) -> None:

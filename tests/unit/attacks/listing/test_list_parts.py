@@ -66,7 +66,7 @@ def test_candidates_come_in_blocks_and_each_once(learned: int, count: int, monke
     monkeypatch.setattr("gradveil.attacks.listing.generic.BLOCK", 4)
     held: list[Any] = [SimpleNamespace(name=index, mean={"a": torch.zeros(2)}) for index in range(learned)]
     runs: Any = SimpleNamespace(sent=lambda index: SimpleNamespace(name=index))
-    blocks = list(_blocks(runs, held, count))
+    blocks: list[Any] = list(_blocks(runs, held, count))
     assert [each.name for block in blocks for each in block] == list(range(count))
     assert max(len(block) for block in blocks) <= 4 and len(blocks) == -(-learned // 4) + -(-(count - learned) // 4)
 
@@ -122,7 +122,7 @@ def test_the_threshold_is_where_own_releases_are_told_best(
     there: list[float], absent: list[float], threshold: float, rehearsed: float
 ) -> None:
     found = Presence._best(torch.tensor(there), torch.tensor(absent), "lead")
-    assert (found.number, found.rehearsed) == ("lead", pytest.approx(rehearsed))
+    assert found.number == "lead" and found.rehearsed == pytest.approx(rehearsed)
     assert found.threshold == pytest.approx(threshold)
 
 
