@@ -15,7 +15,7 @@ from gradveil.defenses.parts.sparse_update import SparseUpdateDefense, ZeroedEnt
 from gradveil.errors import UsageError
 from gradveil.learning.learner import GradientHook, Learner
 from gradveil.records import Observation, Update, WhatArrives
-from gradveil.study.checks import check_number
+from gradveil.study.checks import check_flag, check_number
 from gradveil.tensors import Named, check_finite
 
 __all__ = ["DGP", "DGPAdversary", "middle_mask"]
@@ -165,6 +165,7 @@ class DGP(SparseUpdateDefense):
         """Refuse anything but two shares that leave something."""
         check_number("dgp", "largest", self.largest, below=1.0)
         check_number("dgp", "smallest", self.smallest, below=1.0)
+        check_flag("dgp", "error_feedback", self.error_feedback)
         if self.largest + self.smallest >= 1:
             raise UsageError(f"dgp: largest {self.largest} and smallest {self.smallest} leave nothing; their sum must be below 1")
 

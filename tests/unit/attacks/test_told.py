@@ -61,8 +61,9 @@ def seen_by(name: str, count: int = 2) -> list[Observation]:
 
 
 def built(name: str, **changes: Any) -> Attack:
-    attack = ATTACKS.build(name)
-    return dataclasses.replace(attack, **{"steps": STEPS, "restarts": RESTARTS, **changes})  # type: ignore[arg-type]
+    attack: Any = ATTACKS.build(name)
+    found: Attack = dataclasses.replace(attack, **{"steps": STEPS, "restarts": RESTARTS, **changes})
+    return found
 
 
 def found_by(name: str, seed: int = 5, **changes: Any) -> list[Reconstruction]:

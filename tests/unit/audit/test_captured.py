@@ -190,3 +190,11 @@ def test_the_attacker_of_a_captured_update_keeps_pictures_to_learn_from() -> Non
     seen = captured._observe(subject, made.payloads[0])
     assert seen.public is None and made.public is not None
     assert seen.pictures is made.public and made.pictures is made.public
+
+
+def test_a_captured_result_says_where_its_draws_begin() -> None:
+    write_payload(send([42], seed=3), FILE)
+    attack("--seed", "3")
+    found = json.loads(Path("out/captured.json").read_text())
+    assert found["provenance"]["seed"] == found["cell"]["seed"] == 3 and found["nearest"][0]["row"] == 42
+    assert found["provenance"]["device"].startswith("cpu") and found["tries"] >= 1

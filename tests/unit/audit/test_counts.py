@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import math
 from typing import Any
@@ -12,9 +13,13 @@ from torch import Tensor, nn
 
 from gradveil.attacks import Referee
 from gradveil.attacks.linear_layer import LinearLayer
-from gradveil.audit import canaries, owners, power
+from gradveil.audit import canaries, floors, owners, power
+from gradveil.audit.judge import originals, scored_images
 from gradveil.audit.label_level import label_null
 from gradveil.audit.list_counts import Try, best_guess, counted
+from gradveil.audit.list_level import _Lists
+from gradveil.audit.lists import Pool
+from gradveil.audit.nulls import _labels
 from gradveil.audit.owners import owners_level
 from gradveil.audit.risks import risk_of_cell
 from gradveil.audit.state import _noise
@@ -24,10 +29,11 @@ from gradveil.metrics import share_of
 from gradveil.metrics.summary import wilson
 from gradveil.randomness import Seed
 from gradveil.records import Reconstruction
+from gradveil.study.levels import Listed, Reach
 from gradveil.study.local_training import TrainingSettings
 from gradveil.study.rung import RungTask
 from tests.unit.audit.small import CELL, make_subject
-from tests.unit.audit.test_owners import means, people
+from tests.unit.audit.test_owners import EACH, PEOPLE, means, people
 
 
 def best_multiset(shares: list[float], batch: int) -> float:
@@ -43,19 +49,17 @@ def best_multiset(shares: list[float], batch: int) -> float:
     return best
 
 
-@pytest.mark.parametrize("batch", [1, 2, 3, 5])
-@pytest.mark.parametrize("records", [2, 40])
-def test_the_null_of_labels_is_the_best_of_all_fixed_answers(batch: int, records: int) -> None:
+def test_the_null_of_labels_is_the_best_of_all_fixed_answers() -> None:
     labels = torch.tensor([0] * 5 + [1] * 3 + [2] * 2)
-    found = label_null(labels, 4, batch, records)
-    value = best_multiset([0.5, 0.3, 0.2], batch)
-    assert found.value == pytest.approx(value) and found.high == pytest.approx(wilson(round(value * records), records)[1])
-    assert found.null == ("commonest class" if batch == 1 else "best fixed labels")
+    for batch, records in itertools.product((1, 2, 5), (2, 40)):
+        found, value = label_null(labels, 4, batch, records), best_multiset([0.5, 0.3, 0.2], batch)
+        assert found.value == pytest.approx(value) and found.high == pytest.approx(wilson(round(value * records), records)[1])
+        assert found.null == ("commonest class" if batch == 1 else "best fixed labels")
 
 
 def test_a_planted_leak_rehearses_as_often_as_its_ensemble_says(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[tuple[Any, ...]] = []
-    build = power.build_subject
+    build: Any = vars(power)["build_subject"]
 
     def noting(*given: Any) -> Any:
         asked.append(given)
@@ -86,7 +90,8 @@ def test_as_many_tests_are_allowed_for_as_are_made(monkeypatch: pytest.MonkeyPat
         return False
 
     monkeypatch.setattr(canaries, "_cheat", noting)
-    for changes, signs in (({}, 2), ({"cut": "cut1"}, 1)):
+    cases: list[tuple[dict[str, Any], int]] = [({}, 2), ({"cut": "cut1"}, 1)]
+    for changes, signs in cases:
         tests.clear()
         subject = power.plant(make_subject(records=8, **changes), 1.0)
         seen = [target.observation for target in subject.targets]
@@ -133,9 +138,8 @@ def test_scores_of_risk_say_how_they_were_made() -> None:
     assert found.gap_rule == scores.defended.records[0].gap_rule if scores.defended is not None else False
     assert [row.pseudonym for row in found.records] == ["a", "b"] and [row.error for row in found.records] == [0.1, 0.2]
     for row in found.records:
-        assert (
-            row.score is not None and row.band and row.undefended == pytest.approx(row.invre) and row.low <= row.invre <= row.high
-        )
+        assert row.undefended == pytest.approx(row.invre) and row.low <= row.invre <= row.high
+        assert row.band is not None
     assert found.correlation is not None and found.correlation.attack == "plain"
     assert found.defended is not None and found.undefended is not None and found.defended == found.undefended
 
@@ -159,3 +163,65 @@ def test_in_a_training_dropout_drops_and_other_noise_is_normal() -> None:
         assert drawn.keys() == {mask, "other"} and all(len(value) == count for value in drawn.values())
         assert sorted(set(drawn[mask].flatten().tolist())) == [-1.0, 1.0], "an entry is dropped, or doubled"
         assert len(set(drawn["other"].flatten().tolist())) == 50 * count
+
+
+@pytest.mark.parametrize(("attackers", "n"), [(1, 5), (3, 20)])
+def test_a_best_guess_says_whose_it_is(attackers: int, n: int) -> None:
+    found = best_guess("coin", 0.5, n, attackers)
+    assert found.null == "coin" and found.high is not None and 0.5 <= found.value < found.high <= 1
+
+
+def test_lists_too_short_to_lose_a_record_say_so() -> None:
+    subject = make_subject(records=2)
+    few = Pool.of(subject, 3)
+    lists = _Lists(subject, subject.context(5), few)
+    around = torch.eye(3, dtype=torch.bool)
+    assert lists._presence([], around).reason == "lists are too short to take a record off them"
+    assert lists._listed([], around).reason == "no list of this kind has a second candidate"
+
+
+def test_owners_on_lists_are_those_of_every_attacker() -> None:
+    subject = people()
+    pool = Pool.of(subject, PEOPLE * EACH)
+    assert pool.owners is not None
+    lists = _Lists(subject, subject.context(5), pool)
+    listed = pool.lists(torch.ones(len(pool), len(pool), dtype=torch.bool))
+    right = pool.alike().double()
+    wrong = right.roll(1, 0)
+    half = share_of(1, 2)
+    level = Listed(share=half, attacker="a", reached=(Reach(attacker="a", share=half), Reach(attacker="b", share=half)))
+    found = lists._with_owners(level, [wrong, right], listed)
+    first, second = (reach.owners for reach in found.reached)
+    assert first is not None and second is not None and first.count < second.count == PEOPLE
+    assert found.owners is not None and (found.owners.count, found.owners.n) == (PEOPLE, PEOPLE)
+    assert found.owners_null == best_guess("commonest owner", pool.commonest_owner(listed), PEOPLE, 2)
+    assert (found.share, found.attacker) == (level.share, "a")
+    bare = dataclasses.replace(pool, owners=None)
+    assert _Lists(subject, subject.context(5), bare)._with_owners(level, [wrong, right], listed) is level
+
+
+@pytest.mark.parametrize("known", [True, False])
+def test_a_null_keeps_the_labels_that_the_attacker_has(known: bool) -> None:
+    subject = make_subject(records=4, known_labels=known)
+    rows, truth = [0, 1, 2, 3, 9], subject.candidate_labels[torch.tensor([0, 1, 2, 3, 9])].tolist()
+    image = originals(subject)
+    none, some = (scored_images(subject, image, labels) for labels in (None, torch.tensor([1.0, 0.0, 0.5, 1.0])))
+    assert _labels(subject, none, rows) == (truth if known else [None] * 5)
+    assert _labels(subject, some, rows) == (truth if known else [truth[0], None, None, truth[3], truth[4]])
+
+
+def test_a_floor_is_taken_at_each_candidate_with_its_own_label(monkeypatch: pytest.MonkeyPatch) -> None:
+    given: list[tuple[Tensor, int]] = []
+    inner: Any = vars(floors)["defended_release"]
+
+    def noting(learner: Any, record: Tensor, label: Tensor, *more: Any, **keywords: Any) -> Any:
+        given.append((record, int(label)))
+        return inner(learner, record, label, *more, **keywords)
+
+    monkeypatch.setattr(floors, "defended_release", noting)
+    monkeypatch.setattr(floors, "INPUTS", 4)
+    subject = make_subject(records=2, defense="clipping + gaussian_noise")
+    floors.mean_error_of_cell(subject)
+    assert [label for _, label in given] == subject.candidate_labels[:4].tolist()
+    for (record, _), clean in zip(given, subject.candidates, strict=False):
+        assert 0 < float((record - clean).square().mean().sqrt()) < 2 * floors.SMOOTHING

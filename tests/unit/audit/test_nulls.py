@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import functools
+from typing import Any
 
 import numpy as np
+import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
 from gradveil.attacks import resolve
-from gradveil.audit.judge import Scored, score, scored_images
+from gradveil.audit import nulls
+from gradveil.audit.judge import Scored, originals, score, scored_images
 from gradveil.audit.nulls import DERANGEMENT, Deranged, bars, deranged, derangements, null_rows
 from gradveil.audit.scene import Subject
 from gradveil.metrics import ranks
@@ -131,3 +134,72 @@ def test_a_single_update_is_deranged_with_candidates_that_were_not_attacked() ->
     # What the draw scores against are no records of the update: its PSNR is that of strangers.
     assert float(psnr(drawn.largest.values["psnr"]).median()) < 15
     assert int(ranks(near(one).images, torch.arange(4), one.candidates).max()) == 1
+
+
+@pytest.mark.parametrize("tries", [1, 3, 8])
+def test_the_prior_alone_is_tried_as_often_as_told_by_recipes_that_match_nothing(
+    tries: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[Any] = []
+    inner: Any = vars(nulls)["run_recipe"]
+
+    def noting(recipe: Any, observations: Any, context: Any) -> Any:
+        asked.append((recipe, len(observations), context))
+        return inner(recipe, observations, context)
+
+    monkeypatch.setattr(nulls, "run_recipe", noting)
+    subject = make_subject(records=2)
+    for name, recipes in (("informed-1", 2), ("linear_layer", 1)):
+        asked.clear()
+        found = nulls._prior_only(subject, resolve(name), subject.context(500), tries)
+        assert len(asked) == min(recipes, tries) and sum(recipe.restarts for recipe, *_ in asked) == tries
+        restarts = [recipe.restarts for recipe, *_ in asked]
+        assert max(restarts) - min(restarts) <= 1 and restarts == sorted(restarts, reverse=True)
+        for recipe, count, context in asked:
+            told = (recipe.matching, recipe.steps, recipe.relative, recipe.stance)
+            assert told == (0.0, nulls.PRIOR_STEPS, False, "plain") and recipe.tv > 0
+            assert (count, context.budget, context.execution) == (2, nulls.PRIOR_STEPS, "batched")
+            assert context.seed == subject.context(1).seed.child("prior only")
+        assert asked[0][0].start == "noise" and len({recipe.name for recipe, *_ in asked}) == len(asked)
+        assert found.labels is None and len(found.images) == 2
+
+
+def test_nulls_are_grey_the_mean_the_prior_and_the_largest_draw(monkeypatch: pytest.MonkeyPatch) -> None:
+    subject = make_subject(records=3)
+    tries: list[int] = []
+    grey = scored_images(subject, torch.full_like(originals(subject), 0.5))
+
+    def noting(*given: Any) -> Scored:
+        tries.append(given[-1])
+        return grey
+
+    monkeypatch.setattr(nulls, "_prior_only", noting)
+    drawn = derangements(subject, [grey, scored_images(subject, originals(subject))], Seed(0))
+    for asked in (2, 50):
+        rows = nulls.null_rows(subject, resolve("informed-1"), subject.context(1), asked, drawn)
+        assert list(rows) == ["grey", "data_mean", "prior_only", "derangement"] and rows["derangement"] is drawn.largest
+    assert tries == [2, nulls.MOST_PRIOR_TRIES]
+    assert torch.allclose(rows["data_mean"].images, subject.candidates.mean(0).expand(3, -1, -1, -1))
+    assert bool((rows["grey"].images == 0.5).all())
+
+
+def test_every_attacker_has_a_draw_of_its_own_and_the_one_with_most_hits_is_shown(monkeypatch: pytest.MonkeyPatch) -> None:
+    subject = make_subject(records=6)
+    drawn: list[list[int]] = []
+    inner = nulls._other_rows
+
+    def noting(*given: Any) -> Any:
+        rows = inner(*given)
+        drawn.append(rows.tolist())
+        return rows
+
+    monkeypatch.setattr(nulls, "_other_rows", noting)
+    same = scored_images(subject, originals(subject))
+    derangements(subject, [same] * 4, Seed(0))
+    assert len({tuple(rows) for rows in drawn}) > 1
+    # Who shows the record of the draw hits; the other attackers do not.
+    other = subject.candidates[torch.tensor(drawn[2])]
+    hitting = scored_images(subject, other)
+    found = derangements(subject, [same, same, hitting, same], Seed(0))
+    assert found.counts[2] == max(found.counts) == 6 and torch.equal(found.largest.images, hitting.images)
+    assert found.largest.hits == [True] * 6 and found.largest.labels is None

@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 
+from gradveil.defenses import DEFENSES, build_defense
+from gradveil.defenses.censor import Censor, _Draw
 from gradveil.defenses.invl.singular_noise import noise_range
-from gradveil.defenses.svdefense.truncation import truncate
+from gradveil.defenses.svdefense.truncation import ChannelWeights, truncate
+from gradveil.errors import DefenseOrder
+from gradveil.learning import Learner
 from gradveil.randomness import Seed
 from gradveil.spectra.jacobians import Jacobian
+from gradveil.tensors import Named
+from gradveil.testing.defenses_scene import SHAPE, Scene
 
 
 class Asked(Exception):
@@ -32,3 +40,94 @@ def test_a_matrix_of_zeros_has_no_entropy_no_rank_and_nothing_cut_off() -> None:
     assert (found.entropy, found.rank, found.residual) == (0.0, 0, 0.0)
     assert found.whole.shape == (3, 5) and not bool(found.whole.any())
     assert found.right.shape == (1, 5) and float(found.right.norm()) == 1.0
+
+
+@pytest.mark.parametrize("weights", ["none", "squared"])
+@pytest.mark.parametrize("shape", [(6, 4), (4, 6)])
+def test_the_rank_of_a_matrix_is_that_before_anything_is_cut_off(shape: tuple[int, int], weights: ChannelWeights) -> None:
+    generator = torch.Generator().manual_seed(0)
+    matrix = torch.rand((shape[0], 3), generator=generator) @ torch.rand((3, shape[1]), generator=generator)
+    found = truncate(matrix.double(), weights="none", beta=0.3, threshold=0.01)
+    assert len(found.sigma) == 1 and found.rank >= 3 > len(found.sigma)
+    whole = truncate(torch.diag(torch.tensor([3.0, 2.0, 1.0])), weights=weights, beta=0.3, threshold=0.999)
+    assert (whole.rank, len(whole.sigma)) == (3, 3)
+    assert truncate(torch.tensor([[1.0, 2.0]]), weights=weights, beta=0.3, threshold=None).rank == 1
+
+
+EMBEDDING = [name for name in DEFENSES.names() if "protect_embedding" in DEFENSES.build(name).stations()]
+
+
+@pytest.mark.parametrize("name", [*EMBEDDING, "invl_enp(basis='public')"])
+def test_every_record_s_embedding_is_protected(name: str) -> None:
+    defense = build_defense(name)
+    scene = Scene.of(defense)
+    view = scene.view().replace(public=torch.rand((4, *SHAPE), generator=torch.Generator().manual_seed(1)))
+    raw = scene.gradient()["embedding"] if "embedding" in scene.gradient() else next(iter(scene.gradient().values()))
+    sent, _ = defense.protect_embedding(raw, view, defense.prepare(scene.batch, view))
+    moved = (sent - raw).flatten(1).norm(dim=1)
+    assert bool((moved > 0).all()), moved
+    apart = torch.cdist((sent - raw).flatten(1), (sent - raw).flatten(1)) + torch.eye(len(raw))
+    assert float(apart.min()) > 0, "each in its own way"
+
+
+DATA = [
+    name for name in DEFENSES.names() if "protect_batch" in DEFENSES.build(name).stations() and name not in ("refiner", "shadow")
+]
+
+
+@pytest.mark.parametrize("name", DATA)
+def test_every_record_of_a_batch_is_protected(name: str) -> None:
+    defense = build_defense(name)
+    scene = Scene.of(defense)
+    trained = scene.trained(defense, 1, scene.batch).inputs
+    moved = (trained - scene.batch.inputs).flatten(1).norm(dim=1)
+    assert bool((moved > 0).all()), moved
+
+
+VARIABLES = [name for name in DEFENSES.names() if name not in ("refiner", "shadow", *EMBEDDING)]
+
+
+@pytest.mark.parametrize("name", VARIABLES)
+def test_what_an_attacker_fits_is_drawn_from_the_generator_it_is_given(name: str, untouched_global_rng: None) -> None:
+    defense = build_defense(name)
+    scene = Scene.of(defense)
+    observation = scene.observe(defense, 1, scene.batch)
+    one, again, other = (observation.adversary.variables(observation, torch.Generator().manual_seed(seed)) for seed in (1, 1, 2))
+    assert one.keys() == again.keys() == other.keys()
+    for name, value in one.items():
+        assert torch.equal(value, again[name])
+        assert value.isfinite().all() and (value.numel() < 5 or float(value.std()) == 0 or not torch.equal(value, other[name]))
+
+
+@pytest.mark.parametrize(
+    ("spelling", "better"),
+    [
+        ("svdefense + gaussian_noise", "gaussian_noise + svdefense"),
+        ("clipping + svdefense + gaussian_noise + laplace_noise", "clipping + gaussian_noise + laplace_noise + svdefense"),
+        ("svdefense + data_noise + gaussian_noise", "gaussian_noise + svdefense + data_noise"),
+        ("gaussian_noise + svdefense + data_noise + clipping", "gaussian_noise + clipping + svdefense + data_noise"),
+    ],
+)
+def test_a_chain_in_the_wrong_order_is_told_the_right_one(spelling: str, better: str) -> None:
+    with pytest.raises(DefenseOrder) as caught:
+        build_defense(spelling)
+    told = str(caught.value).rpartition(": ")[2]
+    assert [part.partition("(")[0] for part in told.split(" + ")] == better.split(" + ")
+    build_defense(told)
+
+
+def test_public_gradients_are_drawn_for_a_batch_of_the_client_s_size(monkeypatch: pytest.MonkeyPatch) -> None:
+    defense = Censor(sampling="public", trials=3)
+    scene = Scene.of(defense)
+    view = scene.view().replace(public=torch.rand((9, *SHAPE), generator=torch.Generator().manual_seed(1)))
+    sizes: list[tuple[int, int]] = []
+    inner = Learner.gradient
+
+    def noting(self: Learner, weights: Named, inputs: torch.Tensor, targets: torch.Tensor, *more: Any) -> Named:
+        sizes.append((len(inputs), len(targets)))
+        return inner(self, weights, inputs, targets, *more)
+
+    draw = _Draw.of("public", scene.gradient(), view)
+    monkeypatch.setattr(Learner, "gradient", noting)
+    found = draw.some(2)
+    assert sizes == [(len(scene.batch), len(scene.batch))] and all(len(value) == 2 for value in found.values())

@@ -43,3 +43,18 @@ def test_a_quick_twin_is_quick_once_and_differs_in_effort_alone(name: str) -> No
     assert changed and changed <= efforts
     if "mode" in {f.name for f in dataclasses.fields(defense)}:
         assert getattr(twin, "mode") == "leading"  # noqa: B009
+
+
+FLAGS = [
+    (name, field.name)
+    for name in DEFENSES.names()
+    for field in dataclasses.fields(DEFENSES.build(name))
+    if isinstance(getattr(DEFENSES.build(name), field.name), bool)
+]
+
+
+@pytest.mark.parametrize(("name", "setting"), FLAGS, ids=str)
+def test_a_flag_that_is_none_is_refused_by_name(name: str, setting: str) -> None:
+    with pytest.raises(UsageError) as caught:
+        dataclasses.replace(DEFENSES.build(name), **{setting: "maybe"})
+    assert str(caught.value).startswith(f"{name}: {setting} "), str(caught.value)

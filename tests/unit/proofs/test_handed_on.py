@@ -147,3 +147,25 @@ def test_unless_a_seed_is_given_draws_begin_at_zero(formula: Any) -> None:
     assert formula(**given) == formula(**given, seed=Seed(0)) != formula(**given, seed=Seed(1))
     assert formula(**given).samples == SAMPLED["samples"] / 2
     assert formula(**given).estimate != formula(**given).bound
+
+
+@pytest.mark.parametrize("rate", [0.0, 0.3, 1.0])
+@pytest.mark.parametrize("steps", [0, 1])
+def test_the_advantage_of_one_sampled_release_needs_no_draws(rate: float, steps: int) -> None:
+    found = sampled_advantage(noise_multiplier=0.8, sampling_rate=rate, steps=steps, samples=2000)
+    whole = advantage_bound(noise_multiplier=0.8, steps=steps)
+    assert (found.samples, found.confidence) == (0, 1.0)
+    assert found.bound == found.estimate == pytest.approx((rate if steps else 0.0) * whole)
+    silent = sampled_advantage(noise_multiplier=0.0, sampling_rate=rate, steps=3)
+    assert silent.bound == pytest.approx(1 - (1 - rate) ** 3) and silent.samples == 0
+
+
+@pytest.mark.parametrize("formula", [sampled_bound, sampled_advantage])
+@pytest.mark.parametrize(("samples", "confidence"), [(4000, 0.9), (5001, 0.99)])
+def test_what_was_drawn_is_told(formula: Any, samples: int, confidence: float) -> None:
+    given = {name: value for name, value in SAMPLED.items() if name != "kappa" or formula is sampled_bound}
+    found = formula(**{**given, "samples": samples, "confidence": confidence})
+    assert (found.samples, found.confidence) == (samples - samples // 2, confidence)
+    assert found.estimate <= found.bound <= 1
+    surer = formula(**{**given, "samples": samples, "confidence": 0.9999})
+    assert surer.bound > found.bound and surer.estimate == found.estimate

@@ -35,52 +35,52 @@ def spaced(text: str) -> str:
     return text.replace("\u00a0", " ")
 
 
-@pytest.mark.parametrize(
-    ("said", "expected"),
-    [
-        (lambda: numbers.duration(59.4), "59 s"),
-        (lambda: numbers.duration(59.6), "1 min 0 s"),
-        (lambda: numbers.duration(61), "1 min 1 s"),
-        (lambda: numbers.duration(3599), "59 min 59 s"),
-        (lambda: numbers.duration(3600), "1 h 0 min"),
-        (lambda: numbers.duration(None), "–"),
-        (lambda: numbers.significant(1.234e-5), "0.000012"),
-        (lambda: numbers.significant(1.234e-6), "1.2e-06"),
-        (lambda: numbers.significant(1.234e-6, 3), "1.23e-06"),
-        (lambda: numbers.significant(123456789.0), "123456789"),
-        (lambda: numbers.significant(1234567890.0), "1.2e+09"),
-        (lambda: numbers.significant(-0.0456, 1), "-0.05"),
-        (lambda: numbers.significant(0.0456, 3), "0.0456"),
-        (lambda: numbers.significant(None), "–"),
-        (lambda: numbers.percent(0.0005), "0.1 %"),
-        (lambda: numbers.percent(0.00049), "0 %"),
-        (lambda: numbers.percent(0.01), "1 %"),
-        (lambda: numbers.percent(0.99), "99 %"),
-        (lambda: numbers.percent(0.9996), "100 %"),
-        (lambda: numbers.percent(0.125), "13 %"),
-        (lambda: numbers.interval(None, 0.5), "interval not available"),
-        (lambda: numbers.interval(0.5, None), "interval not available"),
-        (lambda: numbers.interval(0.002, 0.7), "0.2–70 %"),
-        (lambda: numbers.size(1000), "1.0 kB"),
-        (lambda: numbers.size(123456), "123 kB"),
-        (lambda: numbers.size(5e6), "5.0 MB"),
-        (lambda: numbers.size(None), "–"),
-        (lambda: numbers.ms(999), "999 ms"),
-        (lambda: numbers.ms(1000), "1.0 s"),
-        (lambda: numbers.ms(None), "–"),
-        (lambda: numbers.times(9.994), "9.99×"),
-        (lambda: numbers.times(10.0), "10×"),
-        (lambda: numbers.times(0.0), "0.00×"),
-        (lambda: numbers.times(None), "–"),
-        (lambda: numbers.count(1, "cell is", "cells are"), "1 cell is"),
-        (lambda: numbers.count(2, "cell is", "cells are"), "2 cells are"),
-        (lambda: numbers.count(0, "record"), "0 records"),
-        (lambda: numbers.db(None), "–"),
-        (lambda: numbers.db(31.04), "31.0 dB"),
-    ],
-)
-def test_numbers_are_spelled_to_the_edge(said: Callable[[], str], expected: str) -> None:
-    assert spaced(said()) == expected
+SPELLED: list[tuple[Callable[[], str], str]] = [
+    (lambda: numbers.duration(59.4), "59 s"),
+    (lambda: numbers.duration(59.6), "1 min 0 s"),
+    (lambda: numbers.duration(61), "1 min 1 s"),
+    (lambda: numbers.duration(3599), "59 min 59 s"),
+    (lambda: numbers.duration(3600), "1 h 0 min"),
+    (lambda: numbers.duration(None), "–"),
+    (lambda: numbers.significant(1.234e-5), "0.000012"),
+    (lambda: numbers.significant(1.234e-6), "1.2e-06"),
+    (lambda: numbers.significant(1.234e-6, 3), "1.23e-06"),
+    (lambda: numbers.significant(123456789.0), "123456789"),
+    (lambda: numbers.significant(1234567890.0), "1.2e+09"),
+    (lambda: numbers.significant(-0.0456, 1), "-0.05"),
+    (lambda: numbers.significant(0.0456, 3), "0.0456"),
+    (lambda: numbers.significant(None), "–"),
+    (lambda: numbers.percent(0.0005), "0.1 %"),
+    (lambda: numbers.percent(0.00049), "0 %"),
+    (lambda: numbers.percent(0.01), "1 %"),
+    (lambda: numbers.percent(0.99), "99 %"),
+    (lambda: numbers.percent(0.9996), "100 %"),
+    (lambda: numbers.percent(0.125), "13 %"),
+    (lambda: numbers.interval(None, 0.5), "interval not available"),
+    (lambda: numbers.interval(0.5, None), "interval not available"),
+    (lambda: numbers.interval(0.002, 0.7), "0.2–70 %"),
+    (lambda: numbers.size(1000), "1.0 kB"),
+    (lambda: numbers.size(123456), "123 kB"),
+    (lambda: numbers.size(5e6), "5.0 MB"),
+    (lambda: numbers.size(None), "–"),
+    (lambda: numbers.ms(999), "999 ms"),
+    (lambda: numbers.ms(1000), "1.0 s"),
+    (lambda: numbers.ms(None), "–"),
+    (lambda: numbers.times(9.994), "9.99×"),
+    (lambda: numbers.times(10.0), "10×"),
+    (lambda: numbers.times(0.0), "0.00×"),
+    (lambda: numbers.times(None), "–"),
+    (lambda: numbers.count(1, "cell is", "cells are"), "1 cell is"),
+    (lambda: numbers.count(2, "cell is", "cells are"), "2 cells are"),
+    (lambda: numbers.count(0, "record"), "0 records"),
+    (lambda: numbers.db(None), "–"),
+    (lambda: numbers.db(31.04), "31.0 dB"),
+]
+
+
+def test_numbers_are_spelled_to_the_edge() -> None:
+    for said, expected in SPELLED:
+        assert spaced(said()) == expected
 
 
 def cell(defense: str, count: int = 0, n: int = 100, **more: Any) -> CellResult:

@@ -153,31 +153,31 @@ def test_costs_say_what_was_not_measured(tmp_path: Path) -> None:
     assert told["Bytes per update"] == "63.3 kB, as many as undefended"
 
 
-@pytest.mark.parametrize(
-    ("shown", "expected"),
-    [
-        (lambda: numbers.percent(0.125), "13 %"),
-        (lambda: numbers.percent(0.0), "0 %"),
-        (lambda: numbers.percent(0.004), "0.4 %"),
-        (lambda: numbers.percent(0.996), "99.6 %"),
-        (lambda: numbers.percent(1e-17), "0 %"),
-        (lambda: numbers.percent(None), "–"),
-        (lambda: numbers.interval(0.717, 0.989), "72–99 %"),
-        (lambda: numbers.spread(Spread(median=31.04, low=28.1, high=None, worst=None, n=3), "dB"), "31.0 dB"),
-        (lambda: numbers.spread(Spread(median=0.00071, low=0.0005, high=0.0009, worst=None, n=3)), "0.00071 (0.00050–0.00090)"),
-        (lambda: numbers.size(63304), "63.3 kB"),
-        (lambda: numbers.size(999), "999 B"),
-        (lambda: numbers.size(2.5e12), "2500 GB"),
-        (lambda: numbers.ms(1500), "1.5 s"),
-        (lambda: numbers.duration(200), "3 min 20 s"),
-        (lambda: numbers.duration(7260), "2 h 1 min"),
-        (lambda: numbers.significant(0), "0"),
-        (lambda: numbers.significant(1e-9), "1.0e-09"),
-        (lambda: numbers.times(12.3), "12×"),
-    ],
-)
-def test_numbers_read_like_a_person_wrote_them(shown: Callable[[], str], expected: str) -> None:
-    assert spaced(shown()) == expected
+WRITTEN: list[tuple[Callable[[], str], str]] = [
+    (lambda: numbers.percent(0.125), "13 %"),
+    (lambda: numbers.percent(0.0), "0 %"),
+    (lambda: numbers.percent(0.004), "0.4 %"),
+    (lambda: numbers.percent(0.996), "99.6 %"),
+    (lambda: numbers.percent(1e-17), "0 %"),
+    (lambda: numbers.percent(None), "–"),
+    (lambda: numbers.interval(0.717, 0.989), "72–99 %"),
+    (lambda: numbers.spread(Spread(median=31.04, low=28.1, high=None, worst=None, n=3), "dB"), "31.0 dB"),
+    (lambda: numbers.spread(Spread(median=0.00071, low=0.0005, high=0.0009, worst=None, n=3)), "0.00071 (0.00050–0.00090)"),
+    (lambda: numbers.size(63304), "63.3 kB"),
+    (lambda: numbers.size(999), "999 B"),
+    (lambda: numbers.size(2.5e12), "2500 GB"),
+    (lambda: numbers.ms(1500), "1.5 s"),
+    (lambda: numbers.duration(200), "3 min 20 s"),
+    (lambda: numbers.duration(7260), "2 h 1 min"),
+    (lambda: numbers.significant(0), "0"),
+    (lambda: numbers.significant(1e-9), "1.0e-09"),
+    (lambda: numbers.times(12.3), "12×"),
+]
+
+
+def test_numbers_read_like_a_person_wrote_them() -> None:
+    for shown, expected in WRITTEN:
+        assert spaced(shown()) == expected
 
 
 @pytest.mark.parametrize(

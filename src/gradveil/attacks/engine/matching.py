@@ -237,7 +237,6 @@ def _stack(
             constants = dict(evidence) if labels is None else {**evidence, "labels": labels}
             one = torch.ones((), dtype=reference.dtype, device=reference.device)
             constants |= {"sharpness": one} if smooth else {}
-            constants |= {"tv": one * recipe.tv} if recipe.tv_end is not None else {}
             constants |= {"unit": one} if recipe.relative else {}
             places.append((index, hypothesis, restart))
             rows_leaves.append(leaves)

@@ -18,7 +18,7 @@ from gradveil.defenses.graddefense.sensitivity import cut_slices, layer_sensitiv
 from gradveil.defenses.parts.recent import Recent, content_of
 from gradveil.learning.learner import Learner
 from gradveil.records import Batch, Comparison, Observation, Update, WhatArrives
-from gradveil.study.checks import check_number, check_whole
+from gradveil.study.checks import check_flag, check_number, check_whole
 from gradveil.tensors import Named, check_finite, flatten, unflatten
 
 __all__ = ["GradDefense", "GradDefenseAdversary", "noise_cannot_explain"]
@@ -201,6 +201,7 @@ class GradDefense(Defense):
         check_whole("graddefense", "noisy", self.noisy, 0, self.slices)
         if self.clip is not None:
             check_number("graddefense", "clip", self.clip, open_below=True)
+        check_flag("graddefense", "compensate", self.compensate)
 
     @property
     def granularity(self) -> Literal["batch", "example"]:  # type: ignore[override]

@@ -16,7 +16,7 @@ from gradveil.defenses.refiner.refinement import Optimiser, Refinement, Scope, T
 from gradveil.errors import DefenseOrder, ReplaceLayer, UsageError
 from gradveil.models.batch_norm import batch_norm_layers
 from gradveil.records import Batch
-from gradveil.study.checks import check_choice, check_number, check_whole
+from gradveil.study.checks import check_choice, check_flag, check_number, check_whole
 from gradveil.study.local_training import TrainingSettings
 from gradveil.tensors import Named, check_finite
 
@@ -138,6 +138,7 @@ class Refiner(Defense):
         check_whole("refiner", "steps", self.steps, 0)
         if self.epsilon is not None:
             check_number("refiner", "epsilon", self.epsilon)
+        check_flag("refiner", "relative", self.relative)
         check_choice("refiner", "scope", self.scope, ("global", "layer"))
         check_choice("refiner", "match", self.match, ("batch", "example"))
         check_choice("refiner", "terms", self.terms, ("relative", "log", "raw"))

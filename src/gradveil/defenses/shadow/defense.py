@@ -27,7 +27,7 @@ from gradveil.errors import UsageError
 from gradveil.learning.learner import Learner
 from gradveil.models.grad_cam import grad_cam_pp
 from gradveil.records import Batch
-from gradveil.study.checks import check_choice, check_number, check_whole
+from gradveil.study.checks import check_choice, check_flag, check_number, check_whole
 from gradveil.tensors import Named, check_finite
 
 __all__ = ["Shadow"]
@@ -138,6 +138,7 @@ class Shadow(Defense):
             check_number("shadow", name, getattr(self, name), below=1.0 + 1e-9)
         for name, least in (("rounds", 1), ("until", 0), ("latent_steps", 0), ("patience", 1), ("fit_steps", 0)):
             check_whole("shadow", name, getattr(self, name), least)
+        check_flag("shadow", "equalised", self.equalised)
         check_choice("shadow", "schedule", self.schedule, SCHEDULES)
         if self.foreground_least > self.foreground_most:
             raise UsageError(

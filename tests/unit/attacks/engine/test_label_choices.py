@@ -82,3 +82,23 @@ def test_the_nearest_releases_are_told_by_those_of_the_other_pictures(monkeypatc
     assert torch.allclose(features[..., -1].reshape(pictures, classes, classes), near.expand(pictures, classes, classes))
     assert labels.tolist() == [*range(classes)] * pictures
     assert list(folds) == [picture for picture in range(pictures) for _ in range(classes)]
+
+
+def test_every_release_of_its_own_making_has_a_draw_that_nothing_else_has() -> None:
+    draws: list[int] = []
+    learner = make_learner()
+    inner = simulator((learner,), "gaussian_noise(std=0.1)")
+
+    def noting(inputs: Any, targets: Any, draw: int) -> Any:
+        draws.append(draw)
+        return inner(inputs, targets, draw)
+
+    lessons = _Simulated(observe(learner, make_batch(), "gaussian_noise(std=0.1)"), make_context(simulate=noting))
+    lessons._releases()
+    assert draws == [label_belief.FIRST_DRAW + place for place in range(label_belief.RELEASES)]
+    draws.clear()
+    bank, rows = lessons._bank()
+    assert draws == [label_belief.FIRST_DRAW + label_belief.RELEASES + place for place in range(len(rows))]
+    assert bank.shape[:2] == (label_belief.MOST_PICTURES, 5) and len(rows) == 5 * label_belief.MOST_PICTURES
+    lessons._bank(), lessons._releases()
+    assert len(draws) == len(rows), "made once"
