@@ -43,7 +43,7 @@ def print_results(run: Run) -> None:
     _print_doubts(run, out)
     scored = next((cell.risk for cell in run.cells if cell.risk is not None and cell.risk.defended is not None), None)
     if scored is not None:
-        out.print(f"InvRE: exposure without an attack, mean over records and the most that any may score. {scored.meaning}")
+        out.print(f"InvRE: a score without an attack, mean over records and the most that any may score. {scored.meaning}")
 
 
 def _print_whole(table: Table, out: Console) -> None:

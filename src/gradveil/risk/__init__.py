@@ -6,7 +6,11 @@ from gradveil.risk.exposure import Assessment, DefendedRelease, RecordRisk, asse
 from gradveil.risk.fisher import diagonal_leakage, fisher_leakage
 from gradveil.risk.invloss import MEANING, InvLoss, inversion_loss
 from gradveil.risk.invre import RiskScore, rank_weights, risk_score
+from gradveil.risk.linear_bayes import posterior_error
+from gradveil.risk.listed import named_first
 from gradveil.risk.mean_error import MeanErrorBound, mean_error_bound, mean_error_from_spectra, smoothed_score
+from gradveil.risk.oracle import expose
+from gradveil.risk.prior import Prior, public_prior
 
 __all__ = [
     "MEANING",
@@ -16,6 +20,7 @@ __all__ = [
     "DefendedRelease",
     "InvLoss",
     "MeanErrorBound",
+    "Prior",
     "RecordRisk",
     "RiskScore",
     "assess",
@@ -25,10 +30,14 @@ __all__ = [
     "certificate_of",
     "defended_release",
     "diagonal_leakage",
+    "expose",
     "fisher_leakage",
     "inversion_loss",
     "mean_error_bound",
     "mean_error_from_spectra",
+    "named_first",
+    "posterior_error",
+    "public_prior",
     "rank_weights",
     "read_alpha",
     "risk_score",

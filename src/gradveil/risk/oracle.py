@@ -124,13 +124,13 @@ class _Measure:
         if null <= 1e-12:
             return "a record is the mean of the public ones, so there is nothing to find out about it"
         if release.blind:
-            return f"attained and list only: {release.blind}"
+            return f"no decibels, attack it instead: {release.blind}"
         if release.directed:
-            return "attained and list only: the noise has directions of its own, which exposure does not count"
+            return "no decibels, attack it instead: the noise has directions of its own, which exposure does not count"
         if drawn:
-            return "attained and list only: the defense draws randomness of unknown law"
+            return "no decibels, attack it instead: the defense draws randomness of unknown law"
         if self.beside and not (release.plain and not release.data_noise):
-            return "attained and list only: what the defense does to the mean of a batch has no part for each record"
+            return "no decibels, attack it instead: what the defense does to the mean of a batch has no part for each record"
         return ""
 
     def _decibels(self, release: DefendedRelease, away: Tensor, null: float, drawn: bool, seed: Seed) -> dict[str, float | None]:

@@ -244,7 +244,7 @@ class RiskRecord:
     score: float | None = None
     undefended: float | None = None
     error: float | None = None
-    contrast: float | None = None
+    contrast: float | None = field(default=None, metadata=OMITTED)
 
     @classmethod
     def upgrade(cls, values: dict[str, Any]) -> dict[str, Any]:
@@ -287,8 +287,8 @@ class Correlation:
     attack: str = ""
     pearson: Coefficient | None = None
     spearman: Coefficient | None = None
-    contrast: Coefficient | None = None
-    partial: Coefficient | None = None
+    contrast: Coefficient | None = field(default=None, metadata=OMITTED)
+    partial: Coefficient | None = field(default=None, metadata=OMITTED)
     n: int = 0
 
 

@@ -17,6 +17,10 @@ TOOLS = {
     "exposure": {"Assessment", "DefendedRelease", "RecordRisk", "assess", "defended_release"},
     "calibration": {"Calibration", "built_in_calibration", "calibrate", "read_alpha"},
     "certificates": {"Certificate", "certificate_from", "certificate_of"},
+    "linear_bayes": {"posterior_error"},
+    "listed": {"named_first"},
+    "oracle": {"expose"},
+    "prior": {"Prior", "public_prior"},
     "mean_error": {"MeanErrorBound", "mean_error_bound", "mean_error_from_spectra", "smoothed_score"},
 }
 

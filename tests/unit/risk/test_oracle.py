@@ -76,7 +76,6 @@ def test_null_is_the_contrast_and_the_error_what_the_decibels_say() -> None:
         assert record.null == pytest.approx(float((x.flatten().double() - PRIOR.mean).square().mean()))
         assert record.exposure is not None and record.error is not None and record.linear is not None
         assert record.exposure == pytest.approx(10 * math.log10(record.null / record.error))
-        assert record.exposure <= record.linear + 1e-9
     assert found.public.rank == 24 and found.public.records == 600 and 0.5 < found.public.kept < 1
 
 
@@ -89,7 +88,7 @@ def test_null_is_the_contrast_and_the_error_what_the_decibels_say() -> None:
 )
 def test_without_a_known_law_there_are_no_decibels(spelling: str, words: str) -> None:
     found = exposed(spelling)
-    assert found.reason.startswith("attained and list only") and words in found.reason
+    assert found.reason.startswith("no decibels, attack it instead") and words in found.reason
     assert found.mean is None and found.mean_listed is None and found.unlisted
 
 
@@ -156,7 +155,7 @@ BASE = ["risk", "--records", "3", "--model", "mlp(hidden=[8])", "--quiet", "--mo
     [
         (["exposure>60"], 0, ""),
         (["exposure>0.5"], 1, "gaussian_noise(std=0.001) is beyond exposure>0.5: row"),
-        (["exposure[quantisation]>60"], 3, "there is no exposure (attained and list only"),
+        (["exposure[quantisation]>60"], 3, "there is no exposure (no decibels"),
         (["exposure[pruning]>3"], 3, "fits no cell"),
         (["exposure<3"], 2, "write exposure>3"),
         (["invre>0.4"], 3, "invre was not scored"),

@@ -23,6 +23,8 @@ RESULTS = Path(__file__).resolve().parents[3] / "results"
 FILES = sorted(RESULTS.glob("*.json.gz"))
 OLD = ("measured", "region", "sees", "iip_1")
 """Parts that cells of older versions lack."""
+GONE = ("band", "bands")
+"""Readings of InvRE that older versions have: no value of it separates anything, so they are read past."""
 
 
 @cache
@@ -39,6 +41,12 @@ def cells_in(value: Any) -> list[dict[str, Any]]:
     return [cell for each in value for cell in cells_in(each)] if isinstance(value, list) else []
 
 
+def without_gone(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {name: without_gone(each) for name, each in value.items() if name not in GONE}
+    return [without_gone(each) for each in value] if isinstance(value, list) else value
+
+
 def test_there_is_something_to_read() -> None:
     assert len(FILES) >= 20
     assert sum(len(cells_in(study(path))) for path in FILES) >= 104
@@ -48,7 +56,7 @@ def test_there_is_something_to_read() -> None:
 def test_published_cells_are_read_and_written_again(path: Path) -> None:
     content = study(path)
     for raw in cells_in(content):
-        raw = {name: value for name, value in raw.items() if name != "seconds"}  # added by a benchmark
+        raw = {name: without_gone(value) for name, value in raw.items() if name != "seconds"}  # added by a benchmark
         found = decode(CellResult, raw, path.name)
         again = encode(found)
         # What a file does not say of later settings is written as what it meant.
