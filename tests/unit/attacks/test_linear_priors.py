@@ -227,7 +227,7 @@ def test_the_strength_is_chosen_without_the_update_under_attack() -> None:
     for shown_now in (seen, other):
         context.memory.clear()
         launch(Wiener(rank=12, stance="informed"), shown_now, context)
-        plans.append([value for key, value in context.memory.items() if key[0] == "wiener plan"])
+        plans.append([value for key, value in context.memory.items() if isinstance(key, tuple) and key[0] == "wiener plan"])
     assert plans[0] == plans[1] and len(plans[0]) == 1
 
 
@@ -269,7 +269,8 @@ def test_every_setting_decides_what_is_found(attack: Any, change: dict[str, Any]
 
 @pytest.mark.parametrize("name", ["rank", "errors", "rehearsals"])
 def test_settings_that_mean_nothing_are_refused(name: str) -> None:
-    for kind in (Wiener, LinearMap):
+    kinds: list[Any] = [Wiener, LinearMap]
+    for kind in kinds:
         with pytest.raises(UsageError, match=name):
             kind(**{name: 0})
 
