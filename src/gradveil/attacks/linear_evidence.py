@@ -10,6 +10,7 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -84,7 +85,8 @@ class Evidence:
         at, columns = slope
 
         def one(column: Named) -> Named:
-            tangent: Named = jvp(self.residuals, (at,), (column,))[1]
+            pair: Any = jvp(self.residuals, (at,), (column,))
+            tangent: Named = pair[1]
             return tangent
 
         return dict(guarded(lambda: vmap(one)(columns)))
@@ -134,11 +136,15 @@ def slopes(evidence: Evidence, prior: LinearPrior, mean: Tensor, point: Tensor, 
         return evidence.simulate(prior.decode(coordinates, mean), targets)
 
     def one(direction: Tensor) -> Slope:
-        found: Slope = jvp(made, (point,), (direction.reshape(point.shape),))
+        pair: Any = jvp(made, (point,), (direction.reshape(point.shape),))
+        found: Slope = pair
         return found
 
+    # The value is the same for all directions, which torch's own hints do not know of.
+    parted: Any = (None, 0)
+    mapped = vmap(one, out_dims=parted)
     for piece in torch.eye(point.numel(), dtype=point.dtype, device=point.device).split(at_once(evidence, mean)):
-        at, columns = guarded(lambda rows=piece: vmap(one, out_dims=(None, 0))(rows))  # type: ignore[misc]
+        at, columns = guarded(lambda rows=piece: mapped(rows))  # type: ignore[misc]
         yield _detached(at), _detached(columns)
 
 

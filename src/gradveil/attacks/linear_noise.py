@@ -9,7 +9,6 @@ import torch
 from torch import Tensor
 
 from gradveil.attacks.base import USES_THE_DEFENSE, AttackContext
-from gradveil.attacks.generic.probe import gains_of
 from gradveil.attacks.linear_evidence import Evidence, evidence_of, rehearsed
 from gradveil.records import Observation
 from gradveil.tensors import Named, stack
@@ -18,6 +17,8 @@ __all__ = ["Release", "known_noise", "learn_release", "release_of", "spread_of"]
 
 TENSOR_WEIGHT = 4.0
 """Records that the variance of a whole tensor counts for in that of one of its entries."""
+DIFFERENT = 3.0
+TINY = 1e-300
 EXACT = 1e-8
 """Share of the variance over records below which what arrives differs from what is compared by rounding alone."""
 
@@ -83,9 +84,8 @@ def learn_release(
 def release_of(rehearsals: Sequence[Evidence], inputs: Tensor, targets: Tensor) -> Release:
     """Return gains and errors of what arrives of known records.
 
-    Gains are least squares about the mean over records, entry by entry, drawn towards that of the whole tensor as far as chance
-    can tell them apart (`gradveil.attacks.generic.probe.gains_of`); so signs, levels and ranks get the gain with which they
-    follow their entry, and what is left is taken for uncorrelated noise. A tensor that arrives as it is compared is left alone.
+    Signs, levels and ranks get the gain with which they follow their entry about the mean over records, and what is left is taken
+    for uncorrelated noise. A tensor that arrives as it is compared is left alone.
     """
     pairs = [each.compare(each.simulate(own, targets)) for each, own in zip(rehearsals, inputs, strict=True)]
     compared, seen = stack([pair.simulated for pair in pairs]), stack([pair.observed for pair in pairs])
@@ -95,7 +95,7 @@ def release_of(rehearsals: Sequence[Evidence], inputs: Tensor, targets: Tensor) 
         left, right = value.double(), seen[name].double()
         about, arrived = left - left.mean(0), right - right.mean(0)
         exact = bool((right - left).square().sum() <= EXACT * about.square().sum())
-        own = torch.ones_like(about[0]) if exact else gains_of(about, arrived)[0]
+        own = torch.ones_like(about[0]) if exact else _gains(about, arrived)
         touched = touched or not exact
         gain[name] = own.to(value)
         shift[name] = torch.zeros_like(value[0]) if exact else (right.mean(0) - own * left.mean(0)).to(value)
@@ -103,6 +103,27 @@ def release_of(rehearsals: Sequence[Evidence], inputs: Tensor, targets: Tensor) 
         spread = spread_of(arrived - own * about) * len(left) / max(1, len(left) - 2)
         variance[name] = torch.zeros_like(value[0]) if exact else spread.to(value)
     return Release(variance=variance, gain=gain, shift=shift) if touched else Release()
+
+
+def _gains(about: Tensor, arrived: Tensor) -> Tensor:
+    """Return the gain of every entry from centred pairs (N, ...): what chance explains of it is not believed.
+
+    Least squares for the whole tensor, and none where it is within three standard deviations of nothing: the gains of noise are
+    as large as a tensor is small. Where gains of entries differ by more than three standard deviations of what chance would make
+    of equal ones, each of its own, drawn towards the tensor's (empirical Bayes).
+    """
+    size, along = about.square().sum(0), (about * arrived).sum(0)
+    total, seen = size.sum(), size > 0
+    overall = along.sum() / total.clamp_min(TINY)
+    alone = torch.where(seen, along / size.clamp_min(TINY), overall)
+    count = int(seen.sum())
+    error = (arrived - alone * about).square().sum() / max(1, count * (len(about) - 2))
+    beyond = (size * (alone - overall).square()).sum() - error * count
+    if count > 1 and bool(beyond > DIFFERENT * error * (2 * count) ** 0.5):
+        differ = beyond / total
+        return overall + (alone - overall) * differ / (differ + error / size.clamp_min(TINY))
+    sure = overall.square() * total > DIFFERENT**2 * error
+    return torch.where(sure, overall, 0.0).expand_as(size)
 
 
 def spread_of(errors: Tensor) -> Tensor:

@@ -9,8 +9,7 @@ from __future__ import annotations
 
 import math
 import warnings
-from dataclasses import dataclass
-from typing import TypeVar
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -20,8 +19,6 @@ from gradveil.errors import UsageError
 from gradveil.records import Observation
 
 __all__ = ["LEAST_RECORDS", "LinearPrior", "fit_prior", "prior_for"]
-
-K = TypeVar("K")
 
 LEAST_RECORDS = 32
 """Public records with which anything is learned at all."""
@@ -85,8 +82,14 @@ class LinearPrior:
 
     def to(self, reference: Tensor) -> LinearPrior:
         """Return the prior in the precision and on the device of a tensor."""
-        moved = (value.to(reference) for value in (self.means, self.synthesis, self.analysis))
-        return LinearPrior(*moved, self.rest, self.held.to(reference), self.held_targets.to(reference.device), self.source)
+        return replace(
+            self,
+            means=self.means.to(reference),
+            synthesis=self.synthesis.to(reference),
+            analysis=self.analysis.to(reference),
+            held=self.held.to(reference),
+            held_targets=self.held_targets.to(reference.device),
+        )
 
 
 def prior_for(observation: Observation, context: AttackContext, rank: int, *, by_class: bool, name: str) -> LinearPrior:
@@ -204,4 +207,5 @@ def _directions(apart: Tensor, rank: int) -> Tensor:
         kept = values > NEGLIGIBLE * values[0].clamp_min(1e-300)
         vectors = (apart.T @ left[:, kept]) / values[kept].sqrt()
     turned = vectors.gather(0, vectors.abs().argmax(0, keepdim=True)).sign()
-    return vectors * torch.where(turned == 0, 1.0, turned)
+    upward: Tensor = vectors * torch.where(turned == 0, 1.0, turned)
+    return upward

@@ -25,7 +25,7 @@ from gradveil.learning.learner import Learner
 from gradveil.records import Comparison, Observation
 from gradveil.tensors import Named, stack
 
-__all__ = ["MOST_ENTRIES", "Probe", "Reliance", "gains_of", "probe_of", "raw_updates"]
+__all__ = ["MOST_ENTRIES", "Probe", "Reliance", "probe_of", "raw_updates"]
 
 MOST_ENTRIES = 16_000_000
 """Numbers of raw updates that are held at once."""
@@ -81,7 +81,7 @@ class Probe:
         gains, weights = {}, {}
         for name, every in self.raw[round_index].items():
             raw, sent = every[rows].double(), self.sent[round_index][name][rows].double()
-            gain, overall = gains_of(raw, sent)
+            gain, overall = _gains(raw, sent)
             error = (sent - gain * raw).square()
             drawn = (error.sum(0) + PRIOR * error.mean()) / (len(rows) + PRIOR) if error.numel() else error.sum(0)
             bottom = drawn + FLOOR * overall**2 * (float(raw.square().mean()) if raw.numel() else 0.0)
@@ -110,7 +110,7 @@ class Probe:
         return sorted(found)[len(found) // 2]
 
 
-def gains_of(raw: Tensor, sent: Tensor) -> tuple[Tensor, float]:
+def _gains(raw: Tensor, sent: Tensor) -> tuple[Tensor, float]:
     """Return the gain of every entry, and that of the whole tensor, from (P, ...) pairs."""
     size, count = raw.square().sum(0), len(raw)
     overall = float((raw * sent).sum() / raw.square().sum().clamp_min(1e-300))
