@@ -19,6 +19,7 @@ NULL = {
     **dict.fromkeys(("lpips", "noise_fraction", "rdlv_nvflare"), (SPREAD, {"unavailable": str})),
     **dict.fromkeys(("iip_1", "iip_3", "iip_5"), PART),
 }
+NULLS = {"grey": NULL, "data_mean": NULL, "prior_only": NULL, "derangement": NULL}
 SUMMARY = {**NULL, "label_accuracy": PART}
 MAYBE = (*NUMBER, None)
 GUARANTEE = {
@@ -103,7 +104,7 @@ CELL: dict[str, Any] = {
     "region": (REGION, {**REGION, "informed": PARTS}, {"unavailable": str}),
     "regret_db": {"median": NUMBER, "worst": NUMBER, "flagged": bool},
     "attackers": [{"recipe": str, "stance": str, "tries": int, "chosen": int, "rehearsal_psnr": NUMBER, "summary": SUMMARY}],
-    "nulls": {"grey": NULL, "data_mean": NULL, "prior_only": NULL, "derangement": NULL},
+    "nulls": (NULLS, {**NULLS, "public_mean": NULL}),
     "bar": {"identified": (BAR, {**BAR, "draws": int}), "psnr": {"null": str, "value": NUMBER}},
     "records": [
         {

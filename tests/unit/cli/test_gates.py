@@ -60,7 +60,7 @@ def test_a_search_that_was_cut_short_passes_no_gate(tmp_path: Path, monkeypatch:
     """Pruning by "quick-3" at 40 steps: 1 of 16 without a mark, 16 of 16 at full length, exit code 0."""
     monkeypatch.chdir(tmp_path)
     defenses = ["--defense", "none", "--defense", "pruning(rate=0.99)"]
-    cut = ["--records", "6", "--ensemble", "quick", "--steps", "2"]
+    cut = ["--records", "6", "--ensemble", "quick-4", "--steps", "2"]
     code = main(["audit", *SMALL, *cut, *defenses, "--out", "o", "--fail-if", "identified>0.5"])
     said = capsys.readouterr()
     found = json.loads(said.out)
