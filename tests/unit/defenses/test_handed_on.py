@@ -131,3 +131,35 @@ def test_public_gradients_are_drawn_for_a_batch_of_the_client_s_size(monkeypatch
     monkeypatch.setattr(Learner, "gradient", noting)
     found = draw.some(2)
     assert sizes == [(len(scene.batch), len(scene.batch))] and all(len(value) == 2 for value in found.values())
+
+
+@pytest.mark.parametrize(
+    ("spelling", "function"),
+    [
+        ("invl_dnp(share=0.8, rule='count', mode='leading', most=7)", "dnp.right_bases"),
+        ("invl_enp(share=0.8, spared=0.1, rule='count', mode='leading', most=7)", "enp.noise_range"),
+        ("invl_gnp(share=0.8, spared=0.1, rule='count', mode='leading', most=7)", "gnp.noise_range"),
+    ],
+)
+def test_a_range_of_noise_is_asked_for_with_the_defense_s_own_settings(
+    spelling: str, function: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def asked(*given: object, **settings: object) -> None:
+        raise Asked(settings)
+
+    monkeypatch.setattr(f"gradveil.defenses.invl.{function}", asked)
+    defense = build_defense(spelling)
+    scene = Scene.of(defense)
+    with pytest.raises(Asked) as found:
+        scene.payload(defense)
+    settings = found.value.args[0]
+    ends = {"share": 0.8} if "dnp" in spelling else {"low": 0.1, "high": 0.8}
+    assert {**ends, "rule": "count", "mode": "leading", "most": 7}.items() <= settings.items()
+
+
+def test_a_chain_asks_each_part_for_the_client_s_own_unknowns() -> None:
+    adversary = build_defense("clipping + precode").adversary()
+    drawn = {f"1/{name}": torch.arange(3.0)[:, None] + place for place, name in enumerate(("fitted", "read", "known"))}
+    for client in range(3):
+        own = adversary.of_client(drawn, client)
+        assert own.keys() == drawn.keys() and all(torch.equal(own[name], drawn[name][client]) for name in drawn)

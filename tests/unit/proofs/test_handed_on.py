@@ -169,3 +169,11 @@ def test_what_was_drawn_is_told(formula: Any, samples: int, confidence: float) -
     assert found.estimate <= found.bound <= 1
     surer = formula(**{**given, "samples": samples, "confidence": 0.9999})
     assert surer.bound > found.bound and surer.estimate == found.estimate
+
+
+@pytest.mark.parametrize("kappa", [0.01, 0.2])
+def test_a_bound_by_draws_is_never_above_that_without_sampling(kappa: float) -> None:
+    """Few draws have a margin so wide that the exact value without sampling is the better bound."""
+    whole = gaussian_bound(kappa, noise_multiplier=1.5, steps=3)
+    found = sampled_bound(kappa, noise_multiplier=1.5, sampling_rate=0.97, steps=3, samples=1000)
+    assert found.bound == whole < 1 and kappa <= found.estimate <= whole

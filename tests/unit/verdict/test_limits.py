@@ -372,3 +372,12 @@ def test_lists_that_were_switched_off_are_no_matter_of_the_version() -> None:
     off = replace(with_levels(label=level(1)), settings=decode(KeptCell, {"lists": "off"}))
     (doubt,) = compare([parse_limit("list>0.5")], [off]).doubts
     assert "lists were switched off" in doubt
+
+
+@pytest.mark.parametrize(("n", "failed", "doubt"), [(2, 1, False), (4, 2, False), (2, 2, True)])
+def test_one_record_that_was_searched_well_says_a_little(n: int, failed: int, doubt: bool) -> None:
+    """Of one record that was not found the share is at most 95 %; of none it may be anything."""
+    gap = Gap(search_failed=share_of(failed, n), information_gone=share_of(n - failed, n), found=share_of(0, n))
+    settled = replace(cell("a", 0, n), gap=gap)
+    doubts = compare([parse_limit("identified>0.96")], [settled]).doubts
+    assert any("the search failed" in each for each in doubts) == doubt
