@@ -5,7 +5,7 @@ It shows training records, so it is made for built-in data, or where the user as
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -39,7 +39,7 @@ def write_risk_page(path: Path, result: RiskResult, pictures: Mapping[int, Array
         policy=policy,
         private=private,
         result=result,
-        views=[_view(each, result.assessments, pictures) for each in result.assessments],
+        views=[_view(each, result, pictures) for each in result.assessments],
     )
     try:
         write_whole_page(path, page)
@@ -48,21 +48,29 @@ def write_risk_page(path: Path, result: RiskResult, pictures: Mapping[int, Array
     return path
 
 
-def _view(each: Assessment, all_of_them: Sequence[Assessment], pictures: Mapping[int, Array]) -> dict[str, Any]:
-    """Return one model and defense with its extremes; beside each score stands that of the same record without a defense."""
-    bare = next((other for other in all_of_them if other.model == each.model and other.defense == "none"), None)
+def _view(each: Assessment, result: RiskResult, pictures: Mapping[int, Array]) -> dict[str, Any]:
+    """Return one model and defense with its extremes, by exposure where there is one; InvRE beside that without a defense."""
+    bare = next((other for other in result.assessments if other.model == each.model and other.defense == "none"), None)
     undefended = {record.row: record.invre for record in bare.records} if bare is not None and bare is not each else {}
-    ranked = each.ranked
+    exposed = next((own for own in result.exposures if (own.model, own.defense) == (each.model, each.defense)), None)
+    decibels = {own.row: own.exposure for own in exposed.records} if exposed is not None else {}
+    ranked = sorted(each.ranked, key=lambda record: -(decibels.get(record.row) or 0.0))
     count = min(SHOWN, (len(ranked) + 1) // 2)
     groups = [("most exposed", ranked[:count]), ("least exposed", ranked[count:][-count:][::-1])]
 
     def entry(record: RecordRisk) -> dict[str, Any]:
-        alt = f"row {record.row}, InvRE {record.invre:.3f}"
+        told = decibels.get(record.row)
+        alt = f"row {record.row}, InvRE {record.invre:.3f}" if told is None else f"row {record.row}, exposure {told:.1f} dB"
         shown = pictures.get(record.row)
         return {
             "record": record,
             "picture": None if shown is None else Picture(uri=data_uri(shown), alt=alt),
             "undefended": undefended.get(record.row),
+            "decibels": told,
         }
 
-    return {"each": each, "extremes": [(name, [entry(record) for record in group]) for name, group in groups if group]}
+    return {
+        "each": each,
+        "exposed": exposed,
+        "extremes": [(name, [entry(record) for record in group]) for name, group in groups if group],
+    }

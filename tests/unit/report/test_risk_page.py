@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -12,6 +13,7 @@ from gradveil.cli import main
 from gradveil.errors import UsageError
 from gradveil.report.risk_page import write_risk_page
 from gradveil.study.codec import decode, encode
+from gradveil.study.exposures import Exposure, RecordExposure
 from gradveil.study.risks import Assessment, RecordRisk, RiskData, RiskResult, RiskScore
 from tests.unit.report.example_results import HOSTILE, pictures
 from tests.unit.report.test_report_certificates import text_of
@@ -49,6 +51,24 @@ def test_the_extremes_stand_beside_their_undefended_scores(tmp_path: Path) -> No
     assert "row 11, class 1 0.410 → 0.310 0.300 to 0.320" in text
     assert "row 0 0.300 → 0.200" in text and "class None" not in text
     assert HOSTILE not in page
+
+
+def test_with_exposure_the_extremes_are_by_exposure(tmp_path: Path) -> None:
+    def record(row: int) -> RecordExposure:
+        return RecordExposure(row=row, exposure=12.0 - row, linear=13.0 - row, error=0.01, null=0.1, listed=0.5)
+
+    exposures = (
+        Exposure(model="mlp", defense="none", records=tuple(record(row) for row in range(12))),
+        Exposure(model="mlp", defense="pruning", reason=f"no decibels: {HOSTILE}"),
+    )
+    path = write_risk_page(
+        tmp_path / "risk.html", replace(result(), exposures=exposures), dict(enumerate(pictures(12))), private=False
+    )
+    text = text_of(path)
+    first, last = text.index("row 0 12.0 dB"), text.index("row 11, class 1 1.0 dB")
+    assert first < last and "Mean exposure 6.5 dB above knowing nothing (7.5 if the release were linear)" in text
+    assert "named on a list of 256: 50 %" in text and "no decibels" in text and "no bound" in text
+    assert HOSTILE not in path.read_text(encoding="utf-8")
 
 
 def test_a_private_page_says_so_and_few_records_are_not_shown_twice(tmp_path: Path) -> None:
