@@ -127,7 +127,7 @@ class LinearMap(Attack):
         ]
         rows = [self._row(observations[index], labels, prior, context) for index, _, labels in places]
         leaves = {name: torch.stack([row[0][name] for row in rows]) for name in rows[0][0]}
-        constants = {name: torch.stack([row[1][name] for row in rows]) for name in rows[0][1]}
+        constants = _stacked([row[1] for row in rows])
         steps, count = context.steps(self.steps), len(rows)
         device, parameters = prior.means.device, first.learner.parameters
         execution = choose_execution(context.execution, device, parameters, count, first.examples, steps)
@@ -237,6 +237,16 @@ class LinearMap(Attack):
             context.memory[key] = (prior, learn_release(evidence.observation, context, self.stance, inputs, labels))
         release: Release = context.memory[key][1]
         return release
+
+
+def _stacked(rows: Sequence[Named]) -> Named:
+    """Stack what candidates are compared with; with labels for which everything arrives gains are one."""
+    found: Named = {}
+    for name in dict.fromkeys(name for row in rows for name in row):
+        other = WEIGHT + name.removeprefix(GAIN).removeprefix(SHIFT)
+        makes = torch.ones_like if name.startswith(GAIN) else torch.zeros_like
+        found[name] = torch.stack([row[name] if name in row else makes(row[other]) for row in rows])
+    return found
 
 
 def _rehearsing(prior: LinearPrior) -> int:

@@ -196,6 +196,25 @@ def test_signs_are_read_by_gain_and_error_learned_from_releases() -> None:
     assert float(learned) < 0.75 * float(null) < float(plain)
 
 
+@pytest.mark.parametrize("kind", [Wiener, LinearMap])
+def test_rounds_are_read_together(kind: Any) -> None:
+    learner, inputs = make_learner("lenet"), smooth(126)
+    context = make_context(60, public=PublicRecords(inputs[6:], torch.arange(120) % CLASSES, "same"))
+    threat, wrong = ThreatModel(knows=ThreatModel().knows | {Knowledge.LABELS}), []
+    for more in ((), (learner,) * 7):
+        batches = [make_batch().replace(inputs=inputs[i : i + 1], targets=torch.tensor([1])) for i in range(6)]
+        seen = [observe(learner, each, "gaussian_noise(std=0.003)", seed=i, rounds=more) for i, each in enumerate(batches)]
+        seen = [each.replace(labels=torch.tensor([1]), threat=threat) for each in seen]
+        wrong.append(float(errors(launch(kind(rank=12, stance="informed"), seen, context), inputs[:6]).mean()))
+    assert wrong[1] < 0.6 * wrong[0]
+
+
+def test_labels_for_which_everything_arrives_stand_beside_others() -> None:
+    weight, gain = torch.full((2,), 3.0), torch.full((2,), 0.5)
+    found = linear_map._stacked([{"weight/a": weight}, {"weight/a": weight, "gain/a": gain, "shift/a": gain}])
+    assert found["gain/a"].tolist() == [[1, 1], [0.5, 0.5]] and found["shift/a"].tolist() == [[0, 0], [0.5, 0.5]]
+
+
 def test_two_examples_with_different_labels_are_told_apart() -> None:
     learner, inputs = make_learner("lenet"), smooth(122)
     batch = make_batch(2).replace(inputs=inputs[:2], targets=torch.tensor([0, 3]))
