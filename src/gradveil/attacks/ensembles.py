@@ -22,8 +22,10 @@ from gradveil.attacks.gradient_matching import GradientMatching
 from gradveil.attacks.inverting_gradients import InvertingGradients
 from gradveil.attacks.kernel_regression import KernelRegression
 from gradveil.attacks.linear_layer import LinearLayer
+from gradveil.attacks.linear_map import LinearMap
 from gradveil.attacks.peeling import Peeling
 from gradveil.attacks.piste import PisteLike
+from gradveil.attacks.wiener import Wiener
 from gradveil.errors import UsageError, suggest
 from gradveil.records import Observation, Reconstruction
 
@@ -194,15 +196,25 @@ STRONG = replace(
 )
 
 
-def _with_regression(before: Ensemble, name: str, attack: KernelRegression) -> Ensemble:
-    """The same and the regression on public records, which no author of a defense can switch off."""
-    summary = f"{before.summary.removesuffix('.')}; a regression on public records sent through the same client."
-    return replace(before, name=name, summary=summary, members=(*before.members, Member(attack, attack.stances)))
+def _with_priors(before: Ensemble, name: str, regression: KernelRegression, *linear: Member) -> Ensemble:
+    """The same and who learns from public records: a regression that no author can switch off, and textbook linear priors."""
+    summary = f"{before.summary.removesuffix('.')}; a regression on public records, and linear priors learned from them."
+    members = (*before.members, Member(regression, regression.stances), *linear)
+    return replace(before, name=name, summary=summary, members=members)
 
 
-QUICK_5 = _with_regression(QUICK_4, "quick-5", KernelRegression(records=200))
-STANDARD_5 = _with_regression(STANDARD_4, "standard-5", KernelRegression(records=400))
-STRONG_2 = _with_regression(STRONG, "strong-2", KernelRegression(records=1600, draws=4, seconds=120.0))
+ONE_STEP = Member(Wiener(), ("plain", "informed", "learned"))
+QUICK_5 = _with_priors(QUICK_4, "quick-5", KernelRegression(records=200), Member(Wiener(), ("plain", "informed")))
+STANDARD_5 = _with_priors(
+    STANDARD_4, "standard-5", KernelRegression(records=400), ONE_STEP, Member(LinearMap(), ("plain", "informed", "learned"))
+)
+STRONG_2 = _with_priors(
+    STRONG,
+    "strong-2",
+    KernelRegression(records=1600, draws=4, seconds=120.0),
+    ONE_STEP,
+    Member(LinearMap(steps=1600), ("plain", "informed", "averaged", "learned")),
+)
 
 
 def _embedding_sharp(steps: int, **changes: Any) -> InvertingGradients:

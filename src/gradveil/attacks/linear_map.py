@@ -23,7 +23,7 @@ from gradveil.attacks.generic.probe import MOST_ENTRIES
 from gradveil.attacks.generic.stances import renewed, renewing_of
 from gradveil.attacks.linear_evidence import Evidence, at_once, entries, evidence_of, held_batches, values
 from gradveil.attacks.linear_noise import Release, learn_release, spread_of
-from gradveil.attacks.pca_prior import LinearPrior, prior_for
+from gradveil.attacks.pca_prior import LinearPrior, prior_for, refused
 from gradveil.errors import UsageError
 from gradveil.learning.autograd import one_at_a_time
 from gradveil.records import Knowledge, Observation, Reconstruction
@@ -101,6 +101,10 @@ class LinearMap(Attack):
     def stances(self) -> tuple[str, ...]:
         """All of them."""
         return STANCES
+
+    def lacks(self, observation: Observation, context: AttackContext) -> str | None:
+        """Return what is missing, unless there are public records that teach something."""
+        return refused(lambda: prior_for(observation, context, self.rank, by_class=self.by_class, name=self.card.name))
 
     def cost(self) -> Cost:
         """Return its steps, and how often the client is run for what is renewed."""

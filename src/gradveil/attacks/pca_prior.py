@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 import warnings
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import torch
@@ -18,7 +19,7 @@ from gradveil.attacks.base import AttackContext, PublicRecords
 from gradveil.errors import UsageError
 from gradveil.records import Observation
 
-__all__ = ["LEAST_RECORDS", "LinearPrior", "fit_prior", "prior_for"]
+__all__ = ["LEAST_RECORDS", "LinearPrior", "fit_prior", "prior_for", "refused"]
 
 LEAST_RECORDS = 32
 """Public records with which anything is learned at all."""
@@ -108,9 +109,22 @@ def prior_for(observation: Observation, context: AttackContext, rank: int, *, by
     # The records themselves stay in the memory beside what was learned, so that no others can have their identity.
     key = ("linear prior", id(public), rank, by_class, reference.dtype, str(reference.device))
     if key not in context.memory:
-        context.memory[key] = (public, fit_prior(public, rank, by_class=by_class, device=reference.device).to(reference))
+        with warnings.catch_warnings():
+            # An attacker makes do with the directions there are; who fits a prior by hand is told.
+            warnings.simplefilter("ignore", RuntimeWarning)
+            fitted = fit_prior(public, rank, by_class=by_class, device=reference.device)
+        context.memory[key] = (public, fitted.to(reference))
     found: LinearPrior = context.memory[key][1]
     return found
+
+
+def refused(learn: Callable[[], object]) -> str | None:
+    """Return in one sentence why public records teach nothing; None where they do."""
+    try:
+        learn()
+    except UsageError as error:
+        return str(error)
+    return None
 
 
 def fit_prior(public: PublicRecords, rank: int, *, by_class: bool = True, device: torch.device | None = None) -> LinearPrior:

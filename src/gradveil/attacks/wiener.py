@@ -14,7 +14,7 @@ from gradveil.attacks.engine.label_belief import label_hypotheses
 from gradveil.attacks.linear_evidence import entries, evidence_of, held_batches, rehearsed
 from gradveil.attacks.linear_model import LinearModel, Read
 from gradveil.attacks.linear_noise import Release, learn_release
-from gradveil.attacks.pca_prior import LinearPrior, prior_for
+from gradveil.attacks.pca_prior import LinearPrior, prior_for, refused
 from gradveil.records import Knowledge, Observation, Reconstruction
 from gradveil.study.checks import check_flag, check_whole
 
@@ -98,6 +98,10 @@ class Wiener(Attack):
     def stances(self) -> tuple[str, ...]:
         """Those that compare in one way throughout."""
         return ("plain", "informed", "zero_mask", "magnitudes", "learned")
+
+    def lacks(self, observation: Observation, context: AttackContext) -> str | None:
+        """Return what is missing, unless there are public records that teach something."""
+        return refused(lambda: prior_for(observation, context, self.rank, by_class=self.by_class, name=self.card.name))
 
     def cost(self) -> Cost:
         """Return its steps; runs of the client are once for all updates."""
