@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from gradveil.attacks import ATTACKS, launch
+from gradveil.attacks import ATTACKS, launch, peeling
 from gradveil.attacks.engine import matching
 from gradveil.attacks.engine.matching import Recipe
 from gradveil.attacks.generic.probe import _run, probe_of
@@ -127,3 +127,28 @@ def test_what_the_client_makes_of_own_inputs_is_kept_round_by_round() -> None:
     calls.clear()
     assert probe_of(seen, context) is probe_of(seen, context) and len(calls) >= 4
     assert probe_of(seen, make_context()) is None
+
+
+@pytest.mark.parametrize(("steps", "tracked"), [(1, [0]), (2, [1]), (5, [4]), (10, [9]), (20, [18, 19]), (30, [27, 28, 29])])
+def test_only_the_last_steps_of_a_search_compete(steps: int, tracked: list[int]) -> None:
+    settled = peeling._settled(steps)
+    assert [step for step in range(steps) if settled(step)] == tracked
+    seen = observe(make_learner(), make_batch())
+    ruler = matching._tracker(seen.adversary, True, steps, make_context())
+    assert ruler is not None and [step for step in range(steps) if ruler(step)] == tracked
+    assert matching._tracker(seen.adversary, False, steps, make_context()) is None
+
+
+@pytest.mark.parametrize("steps", [1, 5, 40, 300, 1201, 2400])
+def test_rounds_of_peeling_spend_all_and_no_more(steps: int) -> None:
+    plan = peeling._plan(steps)
+    assert 1 <= len(plan) <= peeling.ROUNDS and len(set(plan)) == 1
+    assert len(plan) == max(1, min(peeling.ROUNDS, steps // peeling.ROUND))
+    assert steps - len(plan) < sum(map(sum, plan)) <= steps
+    for features, images in plan:
+        assert images >= 1 and features == int(peeling.FEATURE_SHARE * (features + images))
+
+
+def test_a_search_that_broke_once_stays_broken() -> None:
+    before = ["finished", "not finite", "finished"]
+    assert peeling._worst(before, ["finished", "finished", "not finite"]) == ["finished", "not finite", "not finite"]

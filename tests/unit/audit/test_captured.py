@@ -198,3 +198,10 @@ def test_a_captured_result_says_where_its_draws_begin() -> None:
     found = json.loads(Path("out/captured.json").read_text())
     assert found["provenance"]["seed"] == found["cell"]["seed"] == 3 and found["nearest"][0]["row"] == 42
     assert found["provenance"]["device"].startswith("cpu") and found["tries"] >= 1
+
+
+def test_a_captured_result_knows_its_folder_and_how_to_run_it_again(tmp_path: Path) -> None:
+    write_payload(send([42]), FILE)
+    found = audit_captured(FILE, CELL.replace(device="cpu"), tmp_path / "there", command="again")
+    assert found.out == tmp_path / "there" and (found.out / "captured.json").is_file()
+    assert (found.record["command"], found.record["update"]) == ("again", FILE.name)

@@ -203,3 +203,13 @@ def test_every_attacker_has_a_draw_of_its_own_and_the_one_with_most_hits_is_show
     found = derangements(subject, [same, same, hitting, same], Seed(0))
     assert found.counts[2] == max(found.counts) == 6 and torch.equal(found.largest.images, hitting.images)
     assert found.largest.hits == [True] * 6 and found.largest.labels is None
+
+
+def test_pictures_go_to_the_records_of_the_draw_whatever_their_order() -> None:
+    subject = make_subject(records=6, batch_size=3)
+    rows = torch.tensor([9, 4, 7, 20, 12, 31])
+    wanted = subject.candidates[rows]
+    mixed = torch.cat([part.roll(1, 0) for part in wanted.split(3)])
+    assert torch.equal(nulls._matched(subject, mixed, rows), wanted)
+    single = make_subject(records=2)
+    assert torch.equal(nulls._matched(single, mixed[:2], rows[:2]), mixed[:2]), "one picture has nobody to change with"

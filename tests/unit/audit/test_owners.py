@@ -10,10 +10,12 @@ import torch
 
 from gradveil.audit import owners
 from gradveil.audit.judge import Scored, scored_images
+from gradveil.audit.nulls import largest_of
 from gradveil.audit.owners import _others, owners_level
 from gradveil.audit.scene import Subject, build_subject
 from gradveil.data import Dataset
 from gradveil.randomness import Seed
+from gradveil.significance import effective_number
 from gradveil.study.measures import Share
 from tests.unit.audit.small import CELL, make_subject
 
@@ -141,3 +143,10 @@ def test_a_single_owner_is_compared_with_someone_of_the_pool_and_others_with_one
     assert drawn == {(7,), (8,), (9,)}
     for labels in (["a", "a"], ["a", "b"]):
         assert _others([5, 6], labels, [5, 6, 7, 8, 9], generator()) == [6, 5], "only who is attacked"
+
+
+@pytest.mark.parametrize("updates", [[0, 1, 2, 3], [0, 0, 1, 1]])
+def test_the_null_of_owners_is_worth_as_many_updates_as_they_are_in(updates: list[int]) -> None:
+    worth = effective_number([0.0] * 4, updates)
+    assert owners._null([1, 0, 2], 4, updates) == largest_of([1, 0, 2], 4, worth) != largest_of([1, 0, 2], 4, 1.0)
+    assert owners._null([], 4, updates) is None

@@ -84,6 +84,7 @@ def test_whether_a_label_is_right_is_told_record_by_record() -> None:
     explained = [Explained(found=float(i), truth=0.0, tolerance=0.0) for i in range(4)]
     rows = cell_module._records(subject, scored, scored, kept, explained)
     assert [row.label_correct for row in rows] == [True, False, False, True]
+    assert len({row.pseudonym for row in rows}) == 4 and all(row.pseudonym.startswith("r-") for row in rows)
     assert [(row.recipe, row.stance) for row in rows] == [(f"recipe {i}", f"stance {i}") for i in range(4)]
     assert [row.gap for row in rows] == [each.gap for each in explained] == [0.0, 1.0, 2.0, 3.0]
     assert [row.rank for row in rows] == scored.rank.tolist() and [row.regret_db for row in rows] == [0.0] * 4

@@ -5,9 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+import torch
 
 from gradveil.audit.cell import run_cell
 from gradveil.audit.power import measure_rung
+from gradveil.audit.scene import PROBED
 from gradveil.randomness import Seed
 from gradveil.study.rung import RungTask
 from tests.unit.audit.small import CELL, digits, make_subject
@@ -60,3 +62,19 @@ def test_what_an_attacker_draws_by_itself_begins_there_too(roots: list[int]) -> 
     context.simulate_many(inputs[None], labels[None], 1)
     context.observe(inputs, labels, 1)
     assert context.seed == Seed(SEED).child("attacker") and set(roots) <= {SEED, *FIXED}
+
+
+@pytest.mark.parametrize("changes", [{}, {"batch_size": 2, "clients": 2, "records": 4}], ids=str)
+def test_an_attacker_has_inputs_of_its_own_to_try_the_client_on(changes: dict[str, Any]) -> None:
+    subject = make_subject(defense="gaussian_noise", rehearsals=1, **changes)
+    context, size = subject.context(5), subject.cell.batch_size * subject.cell.clients
+    assert context.own is not None and context.random_defense and context.budget == 5
+    inputs, labels = context.own
+    assert inputs.shape == (PROBED, size, *subject.own.input_shape) and labels.shape == (PROBED, size)
+    assert labels.flatten().tolist() == [place % 10 for place in range(PROBED * size)]
+    rehearsed = subject.rehearsals[0].batch.inputs[0]
+    assert not any(torch.equal(each, rehearsed) for each in inputs.flatten(0, 1))
+    idle = make_subject(**changes).context(5)
+    assert (idle.own, idle.simulate, idle.simulate_many, idle.random_defense) == (None, None, None, False)
+    assert idle.observe is not None and make_subject(steps=3).context(5).budget == 3
+    assert not make_subject(defense="pruning").context(5).random_defense

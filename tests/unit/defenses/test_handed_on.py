@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import pytest
@@ -9,7 +10,7 @@ import torch
 
 from gradveil.defenses import DEFENSES, build_defense
 from gradveil.defenses.censor import Censor, _Draw
-from gradveil.defenses.invl.singular_noise import noise_range
+from gradveil.defenses.invl.singular_noise import NoiseRange, noise_range
 from gradveil.defenses.svdefense.truncation import ChannelWeights, truncate
 from gradveil.errors import DefenseOrder
 from gradveil.learning import Learner
@@ -17,6 +18,8 @@ from gradveil.randomness import Seed
 from gradveil.spectra.jacobians import Jacobian
 from gradveil.tensors import Named
 from gradveil.testing.defenses_scene import SHAPE, Scene
+
+NUMBERS = [field.name for field in dataclasses.fields(NoiseRange) if field.type == "int"]
 
 
 class Asked(Exception):
@@ -163,3 +166,10 @@ def test_a_chain_asks_each_part_for_the_client_s_own_unknowns() -> None:
     for client in range(3):
         own = adversary.of_client(drawn, client)
         assert own.keys() == drawn.keys() and all(torch.equal(own[name], drawn[name][client]) for name in drawn)
+
+
+@pytest.mark.parametrize("mode", ["gram", "leading"])
+def test_where_nothing_depends_on_the_input_the_range_is_empty(mode: str) -> None:
+    jacobian = Jacobian(lambda point: 0 * point[:5], torch.zeros(8, dtype=torch.float64))
+    found = noise_range(jacobian, low=0.0, high=0.9, rule="sum", mode=mode, most=4)
+    assert found.scaled.shape == (0, 8) and [getattr(found, name) for name in NUMBERS] == [0] * len(NUMBERS) == [0, 0, 0]

@@ -177,3 +177,11 @@ def test_a_bound_by_draws_is_never_above_that_without_sampling(kappa: float) -> 
     whole = gaussian_bound(kappa, noise_multiplier=1.5, steps=3)
     found = sampled_bound(kappa, noise_multiplier=1.5, sampling_rate=0.97, steps=3, samples=1000)
     assert found.bound == whole < 1 and kappa <= found.estimate <= whole
+
+
+@pytest.mark.parametrize("formula", [sampled_bound, sampled_advantage])
+def test_a_thousand_draws_are_enough_and_no_fewer(formula: Any) -> None:
+    given = {name: value for name, value in SAMPLED.items() if name != "kappa" or formula is sampled_bound}
+    assert formula(**{**given, "samples": 1000}).samples == 500
+    with pytest.raises(UsageError, match=r"^samples is 999; a certified mean needs at least 1000 draws$"):
+        formula(**{**given, "samples": 999})

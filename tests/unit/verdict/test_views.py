@@ -18,7 +18,7 @@ from gradveil.study.risks import RiskRecord
 from gradveil.verdict.level_words import list_words, not_tried, strength_lines
 from gradveil.verdict.levels import View, bar_of, level_of, levels_of
 from gradveil.verdict.limits import _by_row
-from gradveil.verdict.words import costs, setting_words
+from gradveil.verdict.words import _by_list, costs, setting_words
 
 N = 20
 NULL = Bar(null="grey", value=0.1, high=0.2, draws=3)
@@ -202,3 +202,12 @@ def test_scores_keep_both_their_ends() -> None:
     row = type("Row", (), {"row": 3, "invre": 0.5, "low": 0.25, "high": 0.75})()
     each: Any = type("Found", (), {"model": "m", "records": (row,)})()
     assert _by_row(each) == [RiskRecord(pseudonym="row 3 under m", invre=0.5, low=0.25, high=0.75)]
+
+
+def test_lists_of_both_cells_are_told_beside_each_other() -> None:
+    def listed(share: Share, size: int = 48) -> CellResult:
+        return cell(levels=Levels(listed=ListLevel(lists={"random": replace(LISTED, share=share, size=size)})))
+
+    told = _by_list(listed(share_of(19, 20)), listed(share_of(3, 20), 24))
+    assert told == "; who holds a list of 24 candidates points out 19 of 20 and 3 of 20"
+    assert _by_list(listed(SOME), cell()) == _by_list(cell(), listed(SOME)) == ""

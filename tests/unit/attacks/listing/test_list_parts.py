@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
 
 from gradveil.attacks.listing import Evidence, Hypotheses
-from gradveil.attacks.listing.generic import _blocks, apart_of
+from gradveil.attacks.listing.generic import _blocks, _Runs, apart_of
 from gradveil.attacks.listing.joint import Joint
 from gradveil.attacks.listing.presence import Presence
 from gradveil.audit import list_level as levels
@@ -154,3 +154,22 @@ def test_a_pool_knows_which_candidates_stand_behind_each_update(batch_size: int)
         others = set(pool.batches[update]) - {own}
         assert set((~listed[row]).nonzero().flatten().tolist()) == others
     assert dataclasses.replace(pool, owners=None).clusters(4) == ([each // batch_size for each in range(4)],)
+
+
+@pytest.mark.parametrize(("draws", "varies", "expected"), [(3, True, [3, 4, 5]), (1, False, [0, 0, 0])])
+def test_a_release_of_its_own_is_a_draw_that_nothing_else_has(draws: int, varies: bool, expected: list[int]) -> None:
+    asked: list[tuple[int, int]] = []
+
+    def observe(index: int, draw: int) -> Any:
+        asked.append((index, draw))
+        weights = {"a": torch.tensor(float(10 * index + draw))}
+        return SimpleNamespace(updates=(SimpleNamespace(weights=weights),))
+
+    runs = _Runs(cast("Any", SimpleNamespace(observe=observe)), draws, varies)
+    for index in range(3):
+        (value,) = runs.release(index, []).values()
+        assert float(value) == 10 * index + expected[index]
+        assert runs.draw_of_release(index) == expected[index]
+    assert asked == list(enumerate(expected))
+    held = {"a": torch.ones(2)}
+    assert runs.release(1, [held]) is held and len(asked) == 3
