@@ -9,7 +9,7 @@ __all__ = ["EXPOSURE_MEANING", "Exposure", "PublicRecords", "RecordExposure"]
 
 EXPOSURE_MEANING = (
     "Exposure is how far a linear attacker with public records, told the derivative at the record, gets below the error of "
-    "knowing nothing: an estimate of what good attackers reach and no bound, since better priors get more; attacks decide."
+    "knowing nothing: it orders defenses and cuts, and is no bound, since better priors get more; attacks decide."
 )
 """Said wherever it is shown."""
 WIDE = 6.0

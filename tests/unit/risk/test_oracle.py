@@ -29,7 +29,7 @@ DIGITS = load_source(Cell(data="digits"))
 PUBLIC = DIGITS.inputs[100:700]
 BATCH = Batch(DIGITS.inputs[:2], DIGITS.targets[:2])
 OTHERS = Batch(DIGITS.inputs[100:132], DIGITS.targets[100:132])
-PRIOR = public_prior(PUBLIC, like=BATCH.inputs, rank=24)
+PRIOR = public_prior(PUBLIC, like=BATCH.inputs, rank=16)
 LEARNER = Learner.of(
     build_model("lenet", input_shape=DIGITS.input_shape, classes=10, seed=Seed(0)), loss_by_name("cross_entropy")
 )
@@ -47,7 +47,7 @@ def means(*spellings: str) -> list[float]:
 @pytest.mark.parametrize(
     "ladder",
     [
-        ["none", *(f"gaussian_noise(std={std})" for std in (1e-3, 1e-2, 1e-1, 1.0))],
+        ["none", *(f"gaussian_noise(std={std})" for std in (1e-3, 1e-1))],
         [f"clipping(bound=0.01) + gaussian_noise(std={std})" for std in (1e-5, 1e-4, 1e-3)],
         ["none", *(f"pruning(rate={rate})" for rate in (0.9, 0.99, 0.999))],
         ["none", *(f"data_noise(std={std})" for std in (0.1, 0.3, 1.0))],
@@ -76,7 +76,7 @@ def test_null_is_the_contrast_and_the_error_what_the_decibels_say() -> None:
         assert record.null == pytest.approx(float((x.flatten().double() - PRIOR.mean).square().mean()))
         assert record.exposure is not None and record.error is not None and record.linear is not None
         assert record.exposure == pytest.approx(10 * math.log10(record.null / record.error))
-    assert found.public.rank == 24 and found.public.records == 600 and 0.5 < found.public.kept < 1
+    assert found.public.rank == 16 and found.public.records == 600 and 0.5 < found.public.kept < 1
 
 
 @pytest.mark.parametrize(
