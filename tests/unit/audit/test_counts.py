@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from gradveil.attacks import Referee
 from gradveil.attacks.linear_layer import LinearLayer
-from gradveil.audit import canaries, floors, owners, power
+from gradveil.audit import canaries, floors, many_clients, owners, power
 from gradveil.audit.judge import originals, scored_images
 from gradveil.audit.label_level import label_null
 from gradveil.audit.list_counts import Try, best_guess, counted
@@ -29,6 +29,7 @@ from gradveil.metrics import share_of
 from gradveil.metrics.summary import wilson
 from gradveil.randomness import Seed
 from gradveil.records import Reconstruction
+from gradveil.risk.mean_error import MeanErrorBound
 from gradveil.study.levels import Listed, Reach
 from gradveil.study.local_training import TrainingSettings
 from gradveil.study.rung import RungTask
@@ -55,6 +56,8 @@ def test_the_null_of_labels_is_the_best_of_all_fixed_answers() -> None:
         found, value = label_null(labels, 4, batch, records), best_multiset([0.5, 0.3, 0.2], batch)
         assert found.value == pytest.approx(value) and found.high == pytest.approx(wilson(round(value * records), records)[1])
         assert found.null == ("commonest class" if batch == 1 else "best fixed labels")
+    # Where one class is nearly all there is, the best answer is that class alone, more often than there are classes.
+    assert label_null(torch.tensor([0] * 9 + [1]), 2, 5, 40).value == pytest.approx(best_multiset([0.9, 0.1], 5))
 
 
 def test_a_planted_leak_rehearses_as_often_as_its_ensemble_says(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -225,3 +228,27 @@ def test_a_floor_is_taken_at_each_candidate_with_its_own_label(monkeypatch: pyte
     assert [label for _, label in given] == subject.candidate_labels[:4].tolist()
     for (record, _), clean in zip(given, subject.candidates, strict=False):
         assert 0 < float((record - clean).square().mean().sqrt()) < 2 * floors.SMOOTHING
+
+
+@pytest.mark.parametrize("low", [None, 0.01])
+def test_a_floor_holds_both_ends_of_its_bound(low: float | None) -> None:
+    found = floors.as_floor(MeanErrorBound(0.02, low, 0.04, 7, "matrix", 0.9), 0.25)
+    assert (found.mse, found.low, found.high, found.n, found.form) == (0.02, low, 0.04, 7, "matrix")
+    assert (found.confidence, found.smoothing, found.noise_std, found.reason) == (0.9, floors.SMOOTHING, 0.25, "")
+    assert found.psnr == pytest.approx(-10 * math.log10(low or 0.02))
+
+
+def test_clients_run_as_many_at_a_time_as_fit(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[tuple[int, int, int]] = []
+
+    def noting(device: torch.device, parameters: int, candidates: int, examples: int) -> int:
+        asked.append((parameters, candidates, examples))
+        return 2
+
+    monkeypatch.setattr(many_clients, "chunk_size", noting)
+    subject = make_subject(defense="gaussian_noise", batch_size=2, records=2)
+    simulate = subject.context(5).simulate_many
+    assert simulate is not None
+    inputs = torch.rand((3, 2, *subject.own.input_shape), generator=torch.Generator().manual_seed(0))
+    simulate(inputs, torch.zeros((3, 2), dtype=torch.long), 0)
+    assert asked == [(subject.learner.parameters, 3, 2)]

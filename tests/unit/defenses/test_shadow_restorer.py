@@ -160,6 +160,7 @@ def watched_noise(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Seed, int, tupl
         marked = {**after, f"mark {view.seed.value}": torch.zeros(1)}
         calls.append((view.seed, view.round, tuple(n for n in state if n.startswith("mark")), batch.records))
         assert view.weights is view.learner.weights
+        assert self.noise_momentum == 0 and self.until > view.round, "maps are made anew, in a round that has noise"
         return drawn, marked
 
     monkeypatch.setattr(Shadow, "noise", noting)

@@ -13,6 +13,7 @@ from gradveil.client.update import run_client
 from gradveil.defenses import DEFENSES
 from gradveil.defenses.base import Defense, State
 from gradveil.defenses.outpost import Outpost
+from gradveil.errors import UsageError
 from gradveil.learning.embedding import EmbeddingLearner
 from gradveil.randomness import Seed
 from gradveil.study.local_training import TrainingSettings
@@ -148,3 +149,23 @@ def test_each_setting_decides_what_is_sent(name: str, setting: str) -> None:
         one.keys() != two.keys() or any(one[key].shape != two[key].shape or not torch.equal(one[key], two[key]) for key in one)
         for one, two in zip(left, right, strict=True)
     )
+
+
+@pytest.mark.parametrize("name", [name for name in DEFENSES.names() if name != SHADOW])
+def test_an_attacker_is_told_every_setting_it_has_a_name_for(name: str) -> None:
+    """Settings are other than by default, so that none is right by itself."""
+    defense = DEFENSES.build(name)
+    for field in dataclasses.fields(defense):
+        value, also = OTHERS.get((name, field.name), (None, {}))
+        if isinstance(getattr(defense, field.name), (bool, str)) or field.name in {"bits", "refresh"}:
+            continue
+        try:
+            defense = dataclasses.replace(defense, **(also | {field.name: other(getattr(defense, field.name))}))
+        except (UsageError, TypeError):
+            defense = dataclasses.replace(defense, **(also | {field.name: value})) if value is not None else defense
+    adversary = defense.adversary()
+    told = {field.name for field in dataclasses.fields(adversary)} if dataclasses.is_dataclass(adversary) else set()
+    shared = told & {field.name for field in dataclasses.fields(defense)}
+    for setting in shared:
+        own = getattr(defense, setting)
+        assert getattr(adversary, setting) == own, setting

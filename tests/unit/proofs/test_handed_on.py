@@ -5,9 +5,11 @@ from __future__ import annotations
 import math
 from typing import Any
 
+import numpy as np
 import pytest
 
 from gradveil.errors import UsageError
+from gradveil.proofs import bounds
 from gradveil.proofs.accountant import epsilon, gaussian_epsilon, noise_for, sampled_gaussian_rdp
 from gradveil.proofs.bounds import advantage_bound, gaussian_bound, mixed_bound, sampled_advantage, sampled_bound
 from gradveil.randomness import Seed
@@ -185,3 +187,13 @@ def test_a_thousand_draws_are_enough_and_no_fewer(formula: Any) -> None:
     assert formula(**{**given, "samples": 1000}).samples == 500
     with pytest.raises(UsageError, match=r"^samples is 999; a certified mean needs at least 1000 draws$"):
         formula(**{**given, "samples": 999})
+
+
+@pytest.mark.parametrize("log_lambda", [-0.5, 0.0, 1.0])
+def test_the_margin_of_a_mean_is_that_of_maurer_and_pontil(log_lambda: float) -> None:
+    log_ratios, confidence = np.array([-1.0, 0.2, 0.7, 1.5, 2.0]), 0.9
+    values = [max(0.0, 1 - math.exp(log_lambda - each)) for each in log_ratios]
+    mean = sum(values) / 5
+    variance = sum((left - right) ** 2 for left in values for right in values) / (2 * 5 * 4)
+    wanted = math.sqrt(2 * variance * math.log(2 / 0.1) / 5) + 7 * math.log(2 / 0.1) / (3 * 4)
+    assert bounds._excess(log_ratios, log_lambda, confidence) == pytest.approx((mean, wanted))
