@@ -131,8 +131,8 @@ class KernelRegression(Attack):
         wanted: dict[Hashable, list[tuple[int, int, Tensor]]] = {}
         for target, observation in enumerate(observations):
             for place, labels in enumerate(self._labels(observation, context)):
-                key = tuple(labels.tolist()) if _told_by_labels(observation) else None
-                wanted.setdefault(key, []).append((target, place, labels))
+                told = tuple(labels.tolist()) if _told_by_labels(observation) else None
+                wanted.setdefault(told, []).append((target, place, labels))
         client = _Client(self, observations[0], context)
         found = []
         for key, asked in wanted.items():

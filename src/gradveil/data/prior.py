@@ -55,4 +55,5 @@ def stationary(shape: tuple[int, ...], count: int, seed: Seed) -> Tensor:
         common = torch.randn((count, 1, *size), generator=seed.generator("stationary colours"), dtype=torch.float64)
         white = math.sqrt(ALIKE) * common + math.sqrt(1 - ALIKE) * white
     drawn = torch.fft.ifftn(torch.fft.fftn(white, dim=axes) * amplitude, dim=axes).real
-    return (0.5 + CONTRAST * drawn).clamp(0, 1).float()
+    found: Tensor = (0.5 + CONTRAST * drawn).clamp(0, 1).float()
+    return found

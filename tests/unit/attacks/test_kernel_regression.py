@@ -196,7 +196,8 @@ def test_large_updates_are_sketched(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_every_plausible_label_is_a_hypothesis(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "label_hypotheses", lambda *_: torch.tensor([[1], [4], [2]]))
-    observation, where = seen(), context(progress=(done := []).append)
+    done: list[int] = []
+    observation, where = seen(), context(progress=done.append)
     found = launch(SMALL, [observation, observation], where)
     assert [(each.target, each.hypothesis, int(each.targets[0])) for each in found] == [
         (target, place, label) for target in (0, 1) for place, label in enumerate((1, 4, 2))

@@ -9,8 +9,8 @@ import torch
 
 from gradveil.attacks import resolve
 from gradveil.audit import prior as module
-from gradveil.audit.judge import scored_images
-from gradveil.audit.nulls import derangements, null_rows, originals
+from gradveil.audit.judge import originals, scored_images
+from gradveil.audit.nulls import derangements, null_rows
 from gradveil.audit.party import own_part
 from gradveil.audit.scene import Subject, build_subject
 from gradveil.audit.state import CANDIDATES

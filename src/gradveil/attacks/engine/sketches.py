@@ -78,4 +78,4 @@ class Sketcher:
             return value
         signed = value * self.signs[name]
         signed = F.pad(signed, (0, -value.shape[1] % width))
-        return signed.unflatten(1, (-1, width)).sum(1)
+        return signed.reshape(len(value), -1, width).sum(1)
