@@ -204,9 +204,9 @@ def _with_priors(before: Ensemble, name: str, regression: KernelRegression, *lin
 
 
 ONE_STEP = Member(Wiener(), ("plain", "informed", "learned"))
-QUICK_5 = _with_priors(QUICK_4, "quick-5", KernelRegression(records=200), Member(Wiener(), ("plain", "informed")))
+QUICK_5 = _with_priors(QUICK_4, "quick-5", KernelRegression(records=200, draws=1), Member(Wiener(), ("plain", "informed")))
 STANDARD_5 = _with_priors(
-    STANDARD_4, "standard-5", KernelRegression(records=400), ONE_STEP, Member(LinearMap(), ("plain", "informed", "learned"))
+    STANDARD_4, "standard-5", KernelRegression(records=400, draws=1), ONE_STEP, Member(LinearMap(), ("plain", "informed", "learned"))
 )
 STRONG_2 = _with_priors(
     STRONG,
