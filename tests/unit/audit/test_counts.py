@@ -22,6 +22,7 @@ from gradveil.audit.lists import Pool
 from gradveil.audit.nulls import _labels
 from gradveil.audit.owners import owners_level
 from gradveil.audit.risks import risk_of_cell
+from gradveil.audit.sensitivity import fit_sensitivity
 from gradveil.audit.state import _noise
 from gradveil.learning import Learner, loss_by_name
 from gradveil.learning.dropout import with_dropout
@@ -130,6 +131,8 @@ def test_the_null_of_lists_guesses_once_for_every_attacker() -> None:
     for count in (1, 2, 3):
         found = counted(tries[:count])
         assert found.share is not None and found.null == best_guess("guess", chance, found.share.n, count)
+    ranks, sizes = tries[0].ranks, tries[0].sizes
+    assert found.share is not None and found.sensitivity == fit_sensitivity(ranks, sizes, worth=found.share.effective)
     assert found.size == round(18 / 4) and [each.attacker for each in found.reached] == ["a", "b", "c"]
 
 
