@@ -16,7 +16,7 @@ from gradveil.attacks.base import Attack
 from gradveil.attacks.engine.execution import choose_execution
 from gradveil.attacks.engine.loop import optimise
 from gradveil.attacks.engine.matching import Recipe, run_recipe
-from gradveil.attacks.engine.smooth_relu import sharpness_at
+from gradveil.attacks.engine.smooth_relu import SHARPNESS, sharpness_at
 from gradveil.attacks.feature_inversion import FeatureInversion
 from gradveil.attacks.inverting_gradients import InvertingGradients
 from gradveil.attacks.peeling import Peeling
@@ -137,11 +137,11 @@ def test_both_searches_of_peeling_grow_sharp_and_let_only_settled_steps_compete(
         assert problem.tracks is not None and problem.refresh is not None
         assert [problem.tracks(step) for step in range(steps)] == [wanted(step) for step in range(steps)]
         first, last = (problem.refresh(step, problem.leaves, problem.constants) for step in (0, steps - 1))
-        begun = problem.constants[peeling.SHARPNESS]
+        begun = problem.constants[SHARPNESS]
         starts[leaf].append(float(begun.flatten()[0]))
-        assert torch.allclose(first[peeling.SHARPNESS], begun)
+        assert torch.allclose(first[SHARPNESS], begun)
         end = peeling.SHARP if leaf == "features" else peeling.SPREAD[1]
-        assert torch.allclose(last[peeling.SHARPNESS], torch.full_like(begun, end))
+        assert torch.allclose(last[SHARPNESS], torch.full_like(begun, end))
         if leaf == "inputs":
             assert torch.allclose(first["tv"], problem.constants["tv"]) and float(first["tv"]) == attack.tv
             assert float(last["tv"]) == pytest.approx(attack.tv_end)
