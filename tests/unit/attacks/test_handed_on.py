@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
-from gradveil.attacks import launch
+from gradveil.attacks import launch, peeling
 from gradveil.attacks.adaptive import StraightThrough
 from gradveil.attacks.base import Attack
 from gradveil.attacks.engine.execution import choose_execution
 from gradveil.attacks.engine.loop import optimise
+from gradveil.attacks.engine.matching import Recipe, run_recipe
+from gradveil.attacks.engine.smooth_relu import SHARPNESS, sharpness_at
 from gradveil.attacks.feature_inversion import FeatureInversion
 from gradveil.attacks.inverting_gradients import InvertingGradients
 from gradveil.attacks.peeling import Peeling
@@ -116,3 +119,45 @@ def test_each_setting_of_feature_inversion_moves_what_is_found(name: str) -> Non
         assert torch.equal(before[0].inputs, after[0].inputs)
     else:
         assert not torch.equal(before[0].inputs, after[0].inputs)
+
+
+def test_both_searches_of_peeling_grow_sharp_and_let_only_settled_steps_compete(monkeypatch: pytest.MonkeyPatch) -> None:
+
+    def hasty(problem: Any, optimiser: Any, steps: int, *more: Any, **others: Any) -> Any:
+        return optimise(problem, optimiser, 1, *more)
+
+    calls = watched(monkeypatch, "peeling", "optimise", hasty)
+    attack = Peeling(steps=2 * peeling.ROUND, restarts=1)
+    learner = make_learner(POOLED, shape=(2, 16, 16))
+    launch(attack, [observe(learner, make_batch(shape=(2, 16, 16)))], make_context(10_000))
+    starts: dict[str, list[float]] = {"features": [], "inputs": []}
+    for problem, _, steps, *_ in calls:
+        (leaf,) = problem.leaves
+        wanted = peeling._settled(steps)
+        assert problem.tracks is not None and problem.refresh is not None
+        assert [problem.tracks(step) for step in range(steps)] == [wanted(step) for step in range(steps)]
+        first, last = (problem.refresh(step, problem.leaves, problem.constants) for step in (0, steps - 1))
+        begun = problem.constants[SHARPNESS]
+        starts[leaf].append(float(begun.flatten()[0]))
+        assert torch.allclose(first[SHARPNESS], begun)
+        end = peeling.SHARP if leaf == "features" else peeling.SPREAD[1]
+        assert torch.allclose(last[SHARPNESS], torch.full_like(begun, end))
+        if leaf == "inputs":
+            assert torch.allclose(first["tv"], problem.constants["tv"]) and float(first["tv"]) == attack.tv
+            assert float(last["tv"]) == pytest.approx(attack.tv_end)
+    assert starts == {"features": [1.0, 2.0], "inputs": [peeling.SPREAD[0]] * 2}
+
+
+@pytest.mark.parametrize("steps", [10, 25])
+def test_schedules_of_a_recipe_end_where_steps_begin_to_compete(steps: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    calls = watched(monkeypatch, "engine.matching", "optimise", optimise)
+    recipe = Recipe(name="x", steps=steps, tv=0.5, tv_end=0.005, smooth_relu=True)
+    run_recipe(recipe, [observe(make_learner("lenet(activation='relu')"), make_batch())], make_context(100))
+    ((problem, _, told, *_),) = calls
+    assert told == steps and set(problem.schedules) == {"tv", "sharpness"}
+    tv = [problem.schedules["tv"](step) for step in range(steps)]
+    assert tv[0] == 0.5 and tv == [0.5 * 0.01 ** min(1.0, step / (0.9 * steps)) for step in range(steps)]
+    sharp = [problem.schedules["sharpness"](step) for step in range(steps)]
+    assert sharp == [sharpness_at(step, steps) for step in range(steps)] and sharp[-1] > sharp[0]
+    settled = [step for step in range(steps) if problem.tracks is None or problem.tracks(step)]
+    assert settled == [step for step in range(steps) if step >= min(math.ceil(0.9 * steps), steps - 1)]

@@ -22,6 +22,7 @@ from gradveil.audit.lists import Pool
 from gradveil.audit.nulls import _labels
 from gradveil.audit.owners import owners_level
 from gradveil.audit.risks import risk_of_cell
+from gradveil.audit.sensitivity import fit_sensitivity
 from gradveil.audit.state import _noise
 from gradveil.learning import Learner, loss_by_name
 from gradveil.learning.dropout import with_dropout
@@ -130,6 +131,8 @@ def test_the_null_of_lists_guesses_once_for_every_attacker() -> None:
     for count in (1, 2, 3):
         found = counted(tries[:count])
         assert found.share is not None and found.null == best_guess("guess", chance, found.share.n, count)
+    ranks, sizes = tries[0].ranks, tries[0].sizes
+    assert found.share is not None and found.sensitivity == fit_sensitivity(ranks, sizes, worth=found.share.effective)
     assert found.size == round(18 / 4) and [each.attacker for each in found.reached] == ["a", "b", "c"]
 
 
@@ -142,8 +145,7 @@ def test_scores_of_risk_say_how_they_were_made() -> None:
     assert [row.pseudonym for row in found.records] == ["a", "b"] and [row.error for row in found.records] == [0.1, 0.2]
     for row in found.records:
         assert row.undefended == pytest.approx(row.invre) and row.low <= row.invre <= row.high
-        assert row.score is not None
-    assert found.correlation is not None and found.correlation.attack == "plain"
+    assert found.correlation.attack == "plain"
     assert found.defended is not None and found.undefended is not None and found.defended == found.undefended
 
 

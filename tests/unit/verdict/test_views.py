@@ -18,7 +18,7 @@ from gradveil.study.risks import RiskRecord
 from gradveil.verdict.level_words import list_words, not_tried, strength_lines
 from gradveil.verdict.levels import View, bar_of, level_of, levels_of
 from gradveil.verdict.limits import _by_row
-from gradveil.verdict.words import _by_list, costs, setting_words
+from gradveil.verdict.words import _by_list, _few, costs, setting_words
 
 N = 20
 NULL = Bar(null="grey", value=0.1, high=0.2, draws=3)
@@ -211,3 +211,8 @@ def test_lists_of_both_cells_are_told_beside_each_other() -> None:
     told = _by_list(listed(share_of(19, 20)), listed(share_of(3, 20), 24))
     assert told == "; who holds a list of 24 candidates points out 19 of 20 and 3 of 20"
     assert _by_list(listed(SOME), cell()) == _by_list(cell(), listed(SOME)) == ""
+
+
+def test_few_hits_are_told_beside_the_null() -> None:
+    told = spaced(_few(cell()))
+    assert told.startswith("4 of 20 identified; the largest of 3 tries of the best null, ") and told.endswith(" reaches 10 %")
