@@ -199,14 +199,17 @@ STRONG = replace(
 def _with_priors(before: Ensemble, name: str, regression: KernelRegression, *linear: Member) -> Ensemble:
     """The same and who learns from public records: a regression that no author can switch off, and textbook linear priors."""
     summary = f"{before.summary.removesuffix('.')}; a regression on public records, and linear priors learned from them."
-    members = (*before.members, Member(regression, regression.stances), *linear)
-    return replace(before, name=name, summary=summary, members=members)
+    return replace(before, name=name, summary=summary, members=(*before.members, Member(regression, regression.stances), *linear))
 
 
 ONE_STEP = Member(Wiener(), ("plain", "informed", "learned"))
-QUICK_5 = _with_priors(QUICK_4, "quick-5", KernelRegression(records=200, draws=1), Member(Wiener(), ("plain", "informed")))
+QUICK_5 = _with_priors(QUICK_4, "quick-5", KernelRegression(records=200), Member(Wiener(), ("plain", "informed")))
 STANDARD_5 = _with_priors(
-    STANDARD_4, "standard-5", KernelRegression(records=400, draws=1), ONE_STEP, Member(LinearMap(), ("plain", "informed", "learned"))
+    STANDARD_4,
+    "standard-5",
+    KernelRegression(records=400),
+    ONE_STEP,
+    Member(LinearMap(), ("plain", "informed", "learned")),
 )
 STRONG_2 = _with_priors(
     STRONG,

@@ -66,7 +66,7 @@ class KernelRegression(Attack):
     Each plausible label (`gradveil.attacks.engine.label_belief`) has a fit of its own, which all updates of the client share: of
     public records with that label, and, where these are too few, of others sent with it. For a batch these are batches with the
     same labels in the same order; of equal labels pictures are told apart by their brightness, on both sides. A random defense
-    draws anew for every release, or its noise would cancel between releases; every record is then sent several times. How entries
+    draws anew for every release, or its noise would cancel between releases; and each record can be sent several times. How entries
     are weighed and the strength lambda are chosen on releases left out (`gradveil.attacks.engine.regression`), never on an update
     under attack. Of large networks each release is kept as a sketch.
 
@@ -84,14 +84,14 @@ class KernelRegression(Attack):
 
     Attributes:
         records: Releases a label, at most; halved until they take no more than ``seconds``.
-        draws: Releases of every record where the defense is random.
+        draws: Releases of every record where the defense is random; more pictures teach more than more draws of each.
         seconds: What the releases of one label may take.
         stance: ``plain`` or ``simulated``.
     """
 
     card: ClassVar[AttackCard]
     records: int = 400
-    draws: int = 2
+    draws: int = 1
     seconds: float = 20.0
     stance: str = "plain"
 

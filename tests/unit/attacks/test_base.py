@@ -162,8 +162,10 @@ def test_every_attack_is_listed_with_its_home() -> None:
         "inverting_gradients",
         "kernel_regression",
         "linear_layer",
+        "linear_map",
         "peeling",
         "piste_like",
+        "wiener",
     ]
     assert all(card.home and card.floor_psnr > 10 for card in ATTACKS.cards())
 

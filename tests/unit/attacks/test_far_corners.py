@@ -130,7 +130,7 @@ def test_errors_on_the_way_are_reasons(monkeypatch: pytest.MonkeyPatch) -> None:
     def broken(*given: Any, **more: Any) -> Any:
         raise UsageError("it broke")
 
-    subject = make_subject(records=2, defense="clipping + gaussian_noise")
+    subject = make_subject(records=2, model="mlp(hidden=16, activation='sigmoid')", defense="clipping + gaussian_noise")
     assert not floors.mean_error_of_cell(subject).reason
     monkeypatch.setattr(floors, "_floor", broken)
     assert floors.mean_error_of_cell(subject).reason == "it broke"

@@ -225,7 +225,7 @@ def test_a_floor_is_taken_at_each_candidate_with_its_own_label(monkeypatch: pyte
 
     monkeypatch.setattr(floors, "defended_release", noting)
     monkeypatch.setattr(floors, "INPUTS", 4)
-    subject = make_subject(records=2, defense="clipping + gaussian_noise")
+    subject = make_subject(records=2, model="mlp(hidden=16, activation='sigmoid')", defense="clipping + gaussian_noise")
     floors.mean_error_of_cell(subject)
     assert [label for _, label in given] == subject.candidate_labels[:4].tolist()
     for (record, _), clean in zip(given, subject.candidates, strict=False):

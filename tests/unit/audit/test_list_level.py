@@ -9,7 +9,6 @@ import pytest
 import torch
 
 from gradveil.attacks.listing import Evidence, generic_evidence, own_evidence
-from gradveil.audit import list_level as levels
 from gradveil.audit.cell import run_cell
 from gradveil.audit.list_counts import Try, best_guess, counted, of_the_strongest
 from gradveil.audit.list_level import list_level, matching_share, measure_lists
@@ -17,13 +16,11 @@ from gradveil.audit.lists import Pool, list_seed, neighbours
 from gradveil.audit.scene import build_subject
 from gradveil.data import Dataset
 from gradveil.defenses.base import ClientView, Defense, DefenseCard, State
-from gradveil.errors import UsageError
 from gradveil.metrics import share_of, wilson
 from gradveil.records import Update
 from gradveil.study.cell import Cell
 from gradveil.study.codec import decode, encode
 from gradveil.study.levels import LISTS, Listed, ListLevel
-from gradveil.study.readers import list_size
 from tests.unit.audit.small import CELL, digits, make_subject
 
 SIZE = 24
@@ -351,32 +348,6 @@ def test_attackers_who_looked_at_fewer_updates_are_counted_over_those() -> None:
     assert found.size == 4 and [reach.share.n for reach in found.reached] == [4, 2]
 
 
-@pytest.mark.parametrize(("asked", "size"), [("off", None), (0, None), (False, None), (12, 12), ("30", 30)])
-def test_a_plan_says_how_long_lists_are(asked: object, size: int | None) -> None:
-    found = list_level(make_subject(records=2, lists=list_size("lists", asked)))
-    assert (random_list(found).size if found is not None else None) == size
-
-
-@pytest.mark.parametrize("asked", [1, "many", -3, 2.5])
-def test_a_list_that_cannot_be_is_refused(asked: object) -> None:
-    with pytest.raises(UsageError, match="lists is"):
-        list_size("lists", asked)
-
-
-def test_an_update_of_more_records_than_a_list_has_is_one_sentence() -> None:
-    subject = make_subject(records=8, batch_size=8)
-    assert "needs more candidates than the 8 records of an update" in measure_lists(subject, 8).reason
-
-
-def test_dear_clients_get_shorter_lists_and_fewer_updates_are_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("gradveil.attacks.listing.client.ListClient.seconds", lambda self: 1.0)
-    found = measure_lists(make_subject(records=20), 64, seconds=20.0)
-    assert random_list(found).size == 16 and count(found)[1] == 16
-    monkeypatch.setattr(levels, "affordable", lambda *given: (3, 8))
-    found = measure_lists(make_subject(records=6), 64, seconds=1e3)
-    assert [reach.share.n for reach in random_list(found).reached] == [6, 3]
-
-
 def test_it_is_part_of_a_cell_and_survives_the_file() -> None:
     result = run_cell(CELL.replace(lists="12"), digits()).result
     assert result.levels is not None and result.levels.listed is not None
@@ -407,25 +378,3 @@ def test_owners_share_their_luck_where_others_are_known_too() -> None:
     subject = build_subject(CELL.replace(records=16, batch_size=4), own_dataset(owners=owners), 0)
     share = measure_lists(subject, SIZE).lists["others_known"].share
     assert share is not None and share.n == 4 and share.effective is not None and share.effective <= 2
-
-
-def test_copies_alone_make_no_list() -> None:
-    once = digits().take(range(5))
-    data = dataclasses.replace(
-        once, inputs=once.inputs.repeat(8, 1, 1, 1), targets=once.targets.repeat(8), records=tuple(map(str, range(40)))
-    )
-    found = measure_lists(build_subject(CELL.replace(records=8, batch_size=8), data, 0), 40)
-    assert found.reason == "a list needs more than 8 candidates, copies counted once; there are 5"
-    labelled = dataclasses.replace(digits().take(range(40)), targets=torch.arange(40) % 10)
-    lonely = dataclasses.replace(labelled, targets=torch.arange(40), classes=40, class_names=tuple(map(str, range(40))))
-    known = measure_lists(build_subject(CELL.replace(records=8, batch_size=4, known_labels=True), lonely, 0), 40)
-    assert {name: each.reason for name, each in known.lists.items()} == dict.fromkeys(
-        ("random", "same_label", "nearest", "others_known"), "no list of this kind has a second candidate"
-    )
-
-
-def test_dear_clients_of_large_batches_keep_a_list_beside_their_update(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("gradveil.attacks.listing.client.ListClient.seconds", lambda self: 10.0)
-    monkeypatch.setattr(levels, "others_known", lambda *given: Listed())
-    found = measure_lists(make_subject(records=20, batch_size=20), 256, seconds=20.0)
-    assert random_list(found).size == 16, "of 16 candidates all were in the update, and nobody was left to be told from"

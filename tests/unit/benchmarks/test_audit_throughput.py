@@ -16,7 +16,7 @@ def test_steps_and_seconds_of_a_small_cell_add_up(monkeypatch: pytest.MonkeyPatc
         return {"steps_per_second": {"batched": 1000.0}}
 
     monkeypatch.setattr(audit_throughput, "measure", engine)
-    cell = Cell(data="digits", model="mlp(hidden=16)", records=3, ensemble="quick", steps=6, lists="off", risk="off")
+    cell = Cell(data="digits", model="mlp(hidden=16)", records=3, ensemble="quick-4", steps=6, lists="off", risk="off")
     row = audit_throughput.run(cell, 1)
     names = [each["attack"] for each in row["attacks"]]
     assert names == ["smooth_to_sharp plain", "stay_smooth plain", "feature_inversion plain", "linear_layer plain"]

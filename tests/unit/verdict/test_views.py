@@ -209,7 +209,7 @@ def test_lists_of_both_cells_are_told_beside_each_other() -> None:
         return cell(levels=Levels(listed=ListLevel(lists={"random": replace(LISTED, share=share, size=size)})))
 
     told = _by_list(listed(share_of(19, 20)), listed(share_of(3, 20), 24))
-    assert told == "; who holds a list of 24 candidates points out 19 of 20 and 3 of 20"
+    assert told == "; who holds a list of 24 candidates points out 19 of 20 without it and 3 of 20 with it"
     assert _by_list(listed(SOME), cell()) == _by_list(cell(), listed(SOME)) == ""
 
 
