@@ -202,22 +202,12 @@ def _with_priors(before: Ensemble, name: str, regression: KernelRegression, *lin
     return replace(before, name=name, summary=summary, members=(*before.members, Member(regression, regression.stances), *linear))
 
 
-ONE_STEP = Member(Wiener(), ("plain", "informed", "learned"))
+ONE_STEP, BY_SEARCH = (Member(attack, ("plain", "informed", "learned")) for attack in (Wiener(), LinearMap()))
+PATIENT_SEARCH = Member(LinearMap(steps=1600), ("plain", "informed", "averaged", "learned"))
+PATIENT_REGRESSION = KernelRegression(records=1600, draws=4, seconds=120.0)
 QUICK_5 = _with_priors(QUICK_4, "quick-5", KernelRegression(records=200), Member(Wiener(), ("plain", "informed")))
-STANDARD_5 = _with_priors(
-    STANDARD_4,
-    "standard-5",
-    KernelRegression(records=400),
-    ONE_STEP,
-    Member(LinearMap(), ("plain", "informed", "learned")),
-)
-STRONG_2 = _with_priors(
-    STRONG,
-    "strong-2",
-    KernelRegression(records=1600, draws=4, seconds=120.0),
-    ONE_STEP,
-    Member(LinearMap(steps=1600), ("plain", "informed", "averaged", "learned")),
-)
+STANDARD_5 = _with_priors(STANDARD_4, "standard-5", KernelRegression(records=400), ONE_STEP, BY_SEARCH)
+STRONG_2 = _with_priors(STRONG, "strong-2", PATIENT_REGRESSION, ONE_STEP, PATIENT_SEARCH)
 
 
 def _embedding_sharp(steps: int, **changes: Any) -> InvertingGradients:

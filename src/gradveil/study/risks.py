@@ -31,7 +31,7 @@ MEANING = (
     "and it orders neither cuts nor records."
 )
 """Said wherever a score is shown; a folder may say it in its own words."""
-NO_BAND = "no value of InvRE separates safe from exposed: it moves with α, and a defense that attacks break can score low"
+NO_BAND = "no value of InvRE separates hidden from exposed: it moves with α, and a defense that attacks break can score low"
 """Said wherever somebody sets a limit on it."""
 
 
