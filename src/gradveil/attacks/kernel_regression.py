@@ -66,7 +66,7 @@ class KernelRegression(Attack):
     Each plausible label (`gradveil.attacks.engine.label_belief`) has a fit of its own, which all updates of the client share: of
     public records with that label, and, where these are too few, of others sent with it. For a batch these are batches with the
     same labels in the same order; of equal labels pictures are told apart by their brightness, on both sides. A random defense
-    draws anew for every release, or its noise would cancel between releases; and each record can be sent several times. How entries
+    draws anew for every release, or its noise would cancel between releases; a record can be sent several times. How entries
     are weighed and the strength lambda are chosen on releases left out (`gradveil.attacks.engine.regression`), never on an update
     under attack. Of large networks each release is kept as a sketch.
 
