@@ -25,7 +25,7 @@ from scripts.mutants.cover import Covering, build_map, digest_of, ordered
 from scripts.mutants.forks import Ended, in_children
 from scripts.mutants.results import WANTED, Kept, Result, equivalents, table, tally
 from scripts.mutants.running import run_test
-from scripts.mutants.sample import SEEDS, SIZE, draw
+from scripts.mutants.sample import SEEDS, draw
 from scripts.mutants.sites import ROOMS, Mutant, find_mutants
 from scripts.mutants.trial import BUDGET, Functions, first_failure, import_rooms, live_functions, put_in
 
@@ -121,8 +121,8 @@ def judge(mutant: Mutant, ended: Ended, items: dict[str, pytest.Item], sound: di
 def main() -> int:
     """Read the options, let pytest collect, and work."""
     parser = argparse.ArgumentParser(prog="python -m scripts.mutants", description=(__doc__ or "").split("\n")[0])
-    parser.add_argument("--sample", choices=sorted(SEEDS), default="first", help="which of the two published samples")
-    parser.add_argument("--size", type=int, default=SIZE, help="how many faults")
+    parser.add_argument("--sample", choices=sorted(SEEDS), default="first", help="which published sample")
+    parser.add_argument("--size", type=int, help="how many faults")
     parser.add_argument("--rooms", nargs="+", choices=ROOMS, default=ROOMS, help="only the faults of these rooms")
     parser.add_argument("--budget", type=float, default=BUDGET, help="processor seconds that the tests of one fault may take")
     parser.add_argument("--workers", type=int, default=2, help="faults tried at once")

@@ -3,20 +3,27 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
+from itertools import takewhile
 
 from scripts.mutants.sites import Mutant
 
-SEEDS = {"first": "gradveil mutants, first sample", "second": "gradveil mutants, second sample"}
-"""The seeds of the two samples. The second is drawn from what the first left, after the tests for the first were written."""
+SEEDS = {
+    "first": "gradveil mutants, first sample",
+    "second": "gradveil mutants, second sample",
+    "practice": "gradveil mutants, practice",
+    "third": "gradveil mutants, third sample",
+}
+"""The seeds of the samples. Each is drawn from what those before it left, so that tests written for one sample do not flatter the next."""
 
 SIZE = 300
+PRACTICE = 600
+"""Faults in the sample that is looked at as often as one likes."""
 
 
-def draw(mutants: Sequence[Mutant], sample: str, size: int = SIZE) -> list[Mutant]:
+def draw(mutants: Sequence[Mutant], sample: str, size: int | None = None) -> list[Mutant]:
     """Draw a sample: rooms and kinds take turns, and the lowest rank of each layer goes first."""
-    taken: frozenset[str] = frozenset()
-    if sample == "second":
-        taken = frozenset(each.key for each in draw(mutants, "first", size))
+    taken = {each.key for name in takewhile(lambda name: name != sample, SEEDS) for each in draw(mutants, name)}
+    size = size or (PRACTICE if sample == "practice" else SIZE)
     return _lottery([each for each in mutants if each.key not in taken], SEEDS[sample], size)
 
 
