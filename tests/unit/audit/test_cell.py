@@ -184,7 +184,7 @@ def test_a_users_defense_may_register_itself(own: Path, capsys: Captured) -> Non
 
 
 def test_an_exact_reconstruction_is_selected() -> None:
-    record = measure(rounds=2, ensemble="quick", steps=5)
+    record = measure(rounds=2, ensemble="quick-4", steps=5)
     assert record["best_by_truth"]["identified"]["count"] == 4
     assert record["regret_db"]["worst"] == 0
 
@@ -195,7 +195,7 @@ def test_the_headline_is_what_the_referee_chose_even_where_it_chose_badly(monkey
         return Verdict(scores.index(max(scores)), scores, [])
 
     monkeypatch.setattr(Referee, "select", badly)
-    record = measure(ensemble="quick", steps=5, records=2)
+    record = measure(ensemble="quick-4", steps=5, records=2)
     (row,) = [each for each in record["attackers"] if each["chosen"] == 2]
     assert record["selected"]["psnr"]["median"] == row["summary"]["psnr"]["median"]
     assert record["best_by_truth"]["psnr"]["median"] > record["selected"]["psnr"]["median"] + 1
@@ -205,7 +205,7 @@ def test_the_headline_is_what_the_referee_chose_even_where_it_chose_badly(monkey
 
 def test_medians_are_the_same_wherever_they_stand() -> None:
     """Four records, an even number: the lower of the two in the middle is not their median."""
-    record = measure(ensemble="quick", steps=5)
+    record = measure(ensemble="quick-4", steps=5)
     medians = {name: null["psnr"]["median"] for name, null in record["nulls"].items()}
     assert record["bar"]["psnr"]["value"] == max(medians.values()) == medians[record["bar"]["psnr"]["null"]]
     assert record["regret_db"]["median"] == pytest.approx(statistics.median(row["regret_db"] for row in record["records"]))

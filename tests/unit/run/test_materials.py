@@ -17,7 +17,10 @@ from gradveil.run.grid import cells_of
 from gradveil.study.plan import Plan
 from gradveil.study.settings import DataSource
 
-AUDIT = ["audit", "--data", "digits", "--model", "mlp(hidden=4)", "--records", "1", "--steps", "1", "--workers", "1", "--quiet"]
+AUDIT = [
+    *("audit", "--data", "digits", "--model", "mlp(hidden=4)", "--records", "1", "--workers", "1", "--quiet"),
+    *("--lists", "off", "--risk", "off", "--ensemble", "linear_layer"),
+]
 
 
 def test_an_audit_of_two_cells_reads_data_once_and_builds_each_defense_once(

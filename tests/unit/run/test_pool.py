@@ -226,7 +226,7 @@ def check_whole(out: Path, kept: dict[Path, int], undisturbed: dict[str, bytes])
     assert (out / "report.html").is_file()
 
 
-@pytest.mark.parametrize("workers", [1, 2])
+@pytest.mark.parametrize("workers", [1, pytest.param(2, marks=pytest.mark.slow)])
 def test_a_killed_run_ends_with_the_same_bytes(workers: int, tmp_path: Path, undisturbed: dict[str, bytes]) -> None:
     kept = killed(tmp_path, workers)
     assert main([*COMMAND, "--out", str(tmp_path), "--workers", "1"]) == 0

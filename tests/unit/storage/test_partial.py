@@ -16,7 +16,7 @@ from gradveil.storage.run_folder import Store
 from gradveil.study.codec import encode
 from tests.unit.audit.small import CELL, digits
 
-SMALL = CELL.replace(ensemble="quick", records=2, steps=3, defense="gaussian_noise(std=0.01)", risk="off")
+SMALL = CELL.replace(ensemble="quick-4", records=2, steps=3, defense="gaussian_noise(std=0.01)", risk="off")
 KEY = "0123456789abcdef"
 
 
