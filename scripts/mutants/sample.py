@@ -13,7 +13,7 @@ SEEDS = {
     "practice": "gradveil mutants, practice",
     "third": "gradveil mutants, third sample",
 }
-"""The seeds of the samples. Each is drawn from what those before it left, so that tests written for one sample do not flatter the next."""
+"""The seeds of the samples. Each is drawn from what those before it left, so tests written for one do not flatter the next."""
 
 SIZE = 300
 PRACTICE = 600

@@ -15,6 +15,7 @@ from gradveil.attacks.adaptive import SIMULATED
 from gradveil.attacks.base import ATTACKS, Attack, AttackCard, AttackContext, Cost, PublicRecords
 from gradveil.attacks.engine.affordable import halved, seconds_of
 from gradveil.attacks.engine.client_runs import run_clients
+from gradveil.attacks.engine.execution import chunk_size
 from gradveil.attacks.engine.label_belief import label_hypotheses
 from gradveil.attacks.engine.public_batches import FOLDS, PublicBatches, by_brightness, public_batches
 from gradveil.attacks.engine.regression import Regression, fit_regression
@@ -30,6 +31,8 @@ __all__ = ["KernelRegression"]
 
 LEAST = 16
 """Releases of a label with which anything is learned at all."""
+OF_ALL = 3
+"""Times as long as the releases of one label the releases of all labels may take."""
 OF_BATCHES = 2
 """Hypotheses about the labels of a batch that are tried: every multiset of labels needs releases of its own."""
 FIRST_DRAW = 20_000_000
@@ -85,7 +88,7 @@ class KernelRegression(Attack):
     Attributes:
         records: Releases a label, at most; halved until they take no more than ``seconds``.
         draws: Releases of every record where the defense is random; more pictures teach more than more draws of each.
-        seconds: What the releases of one label may take.
+        seconds: What the releases of one label may take; those of all labels may take three times as long.
         stance: ``plain`` or ``simulated``.
     """
 
@@ -133,7 +136,7 @@ class KernelRegression(Attack):
             for place, labels in enumerate(self._labels(observation, context)):
                 told = tuple(labels.tolist()) if _told_by_labels(observation) else None
                 wanted.setdefault(told, []).append((target, place, labels))
-        client = _Client(self, observations[0], context)
+        client = _Client(self, observations[0], context, self.seconds * min(1.0, OF_ALL / len(wanted)))
         found = []
         for key, asked in wanted.items():
             fit = client.fit(asked[0][2] if key is not None else None)
@@ -178,6 +181,7 @@ class _Client:
     attack: KernelRegression
     seen: Observation
     context: AttackContext
+    seconds: float
 
     def __post_init__(self) -> None:
         assert self.context.public is not None  # `lacks` has checked
@@ -205,7 +209,7 @@ class _Client:
 
     def _fit(self, labels: Tensor | None) -> Regression:
         draws = self.attack.draws if self._random else 1
-        count = halved(self.attack.records, LEAST, self._seconds(labels), self.attack.seconds)
+        count = halved(self.attack.records, LEAST, self._cost(labels), self.seconds)
         most = MOST_VALUES // (self.seen.examples * math.prod(self.seen.input_shape) * draws)
         batches = self._batches(labels, max(LEAST, min(count // draws, most)))
         device = self.seen.learner.device
@@ -231,8 +235,8 @@ class _Client:
         seed = self.context.seed.child("kernel regression")
         return public_batches(self.public, labels, self.seen.examples, count, seed)
 
-    def _seconds(self, labels: Tensor | None) -> float:
-        """Return what one release takes, measured once for a client."""
+    def _cost(self, labels: Tensor | None) -> float:
+        """Return the seconds that one release takes, measured once for a client."""
         key = ("seconds of a release", self.attack.stance)
         if key not in self.context.memory:
             few = self._batches(labels, 1)
@@ -243,9 +247,16 @@ class _Client:
 
     def _send(self, inputs: Tensor, targets: Tensor) -> Tensor:
         """Return (R, D) releases as rows, a few at a time, since each is as large as the network."""
-        few = 1 if self._random else max(1, MOST_ENTRIES // max(1, self.seen.learner.parameters * len(self.seen.learners)))
+        few = 1 if self._random else self._together(inputs)
         starts = range(0, len(inputs), few)
         return torch.cat([self._some(inputs[i : i + few], targets[i : i + few], i) for i in starts])
+
+    def _together(self, inputs: Tensor) -> int:
+        learner, rounds = self.seen.learner, len(self.seen.learners)
+        few = MOST_ENTRIES // max(1, learner.parameters * rounds)
+        if inputs.device.type == "cuda":  # where one at a time would leave most of it idle
+            few = max(few, chunk_size(inputs.device, learner.parameters * rounds, len(inputs), inputs.shape[1]))
+        return max(1, few)
 
     def _some(self, inputs: Tensor, targets: Tensor, draw: int) -> Tensor:
         if self.attack.stance == SIMULATED:

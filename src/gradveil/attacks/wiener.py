@@ -24,6 +24,8 @@ STRENGTHS = (0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0)
 """Factors on the variance of everything that is no signal, of which one is chosen on held-out public records."""
 MOST_NUMBERS = 2**28
 """Derivatives of one update that are held at once; of larger networks so many entries stand for all."""
+MOST_WORK = 2**30
+"""Derivatives of one update, and errors of its model, that are taken at all: it is done anew for every update and rehearsal."""
 NEAREST = (0.05, 1.0)
 """Least and most, in units of the prior's deviation, that an estimate is taken to be off."""
 
@@ -100,7 +102,10 @@ class Wiener(Attack):
         return ("plain", "informed", "zero_mask", "magnitudes", "learned")
 
     def lacks(self, observation: Observation, context: AttackContext) -> str | None:
-        """Return what is missing, unless there are public records that teach something."""
+        """Return what is missing, unless there are public records that teach something and the model can be afforded."""
+        work = (self.rank * observation.examples + self.errors) * entries(observation)
+        if work > MOST_WORK:
+            return f"a linear model of this update has {work:.0e} numbers, more than the {MOST_WORK:.0e} that are computed"
         return refused(lambda: prior_for(observation, context, self.rank, by_class=self.by_class, name=self.card.name))
 
     def cost(self) -> Cost:

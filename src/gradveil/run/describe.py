@@ -24,7 +24,7 @@ NOT_TESTED = (
     "property inference: what the data have in common",
     "what the final trained model remembers",
     "attackers who alter the model they send",
-    "generative and learned attackers with priors trained on similar data",
+    "generative attackers, and networks trained to turn updates into data",
     "attackers stronger or more patient than the named ensemble",
 )
 

@@ -178,6 +178,14 @@ def test_a_dear_client_is_asked_less_often(monkeypatch: pytest.MonkeyPatch) -> N
     assert len(fit.dual) == 24
 
 
+def test_all_labels_together_take_three_times_as_long_as_one_may(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "seconds_of", lambda run: 1.0)
+    where = context()
+    launch(KernelRegression(records=96, seconds=50.0), [seen(label=label) for label in range(CLASSES)], where)
+    # Forty-eight for one label, two or three.
+    assert [len(fit.dual) for fit, _ in where.memory["regressions"].values()] == [24] * CLASSES
+
+
 def test_large_inputs_make_fewer_batches(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "MOST_VALUES", 20 * smooth(1).numel())
     where = context()

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from gradveil.adversary import OpenAdversary
 from gradveil.attacks import Attack, AttackContext, launch, linear_map, wiener
 from gradveil.attacks.base import PublicRecords
+from gradveil.attacks.linear_evidence import entries
 from gradveil.attacks.linear_map import LinearMap
 from gradveil.attacks.pca_prior import LinearPrior, fit_prior
 from gradveil.attacks.wiener import Wiener
@@ -299,6 +300,18 @@ def test_without_public_records_it_says_what_to_do() -> None:
     for attack in (Wiener(), LinearMap()):
         with pytest.raises(UsageError, match=f"{attack.card.name}.*given none; hand some in as the context's `public`"):
             launch(attack, seen, dataclasses.replace(context, public=None))
+
+
+def test_a_model_that_would_take_hours_is_not_begun(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Directions count for every record of a batch, errors of the model once."""
+    (one,), _, context = client(count=1)
+    two, attack = one.replace(examples=2, labels=torch.zeros(2, dtype=torch.int64)), Wiener(rank=8, errors=4)
+    monkeypatch.setattr(wiener, "MOST_WORK", 12 * entries(one))
+    assert attack.lacks(one, context) is None
+    for dear, observation in ((attack, two), (Wiener(rank=8, errors=5), one), (Wiener(rank=9, errors=4), one)):
+        assert "more than the" in str(dear.lacks(observation, context))
+    with pytest.raises(UsageError, match=r"a linear model of this update has .* numbers"):
+        launch(attack, [two], context)
 
 
 @pytest.mark.parametrize(

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from gradveil.attacks.base import AttackContext
 from gradveil.attacks.engine.label_counts import plausible_counts
-from gradveil.attacks.engine.label_rows import RowModel, features_of_rows, fit_counts, fit_rows, standardised
+from gradveil.attacks.engine.label_rows import RowModel, features_of_rows, fit_counts, fit_rows, places_of, standardised
 from gradveil.attacks.engine.labels import (
     as_labels,
     classifier_layer,
@@ -231,7 +231,8 @@ class _Simulated:
         total = torch.zeros_like(releases[0].update.weights[self._layer][0].flatten(), dtype=torch.float64)
         for each, own in zip(releases, labels, strict=True):
             weight = each.update.weights[self._layer].double().flatten(1)
-            apart = weight[own.reshape(-1).to(weight.device)].mean(0) - weight.mean(0)
+            rows = own.reshape(-1) if self._seen.examples == 1 else self._places()[own]
+            apart = weight[rows.to(weight.device)].mean(0) - weight.mean(0)
             total = total + apart / weight.norm().clamp_min(TINY)
         found: Tensor = total / total.norm().clamp_min(TINY)
         return found
@@ -306,17 +307,34 @@ class _Simulated:
         return Belief(torch.stack([as_labels(each, observation) for each in counts]).to(device), probabilities)
 
     def _fit_counts(self) -> tuple[Tensor, float]:
-        releases, labels = self._releases()
-        counts = torch.stack([torch.bincount(own, minlength=self._seen.classes) for own in labels]).double()
-        return fit_counts(torch.stack([self._batch_features(each) for each in releases]), counts)
+        releases, _ = self._releases()
+        return fit_counts(torch.stack([self._batch_features(each) for each in releases]), self._counts())
+
+    def _counts(self) -> Tensor:
+        """Return (N, C) how many examples of each class were sent."""
+        _, labels = self._releases()
+        return torch.stack([torch.bincount(own, minlength=self._seen.classes) for own in labels]).double()
+
+    def _places(self) -> Tensor:
+        """Return (C,) the row in which a class of a batch shows: a defense may have moved them."""
+        return self._once("places", self._find_places)
+
+    def _find_places(self) -> Tensor:
+        releases, _ = self._releases()
+        return places_of(torch.stack([_wanted(each).double().cpu() for each in releases]), self._counts())
 
     def _batch_features(self, observation: Observation) -> Tensor:
         """Return features of rows, and the counts that a plain attacker would read, before and after rounding."""
-        scores = label_scores(observation)
-        assert scores is not None  # there is a classifier layer
-        wanted = wanted_counts(scores, observation)
+        wanted = _wanted(observation)
         plain = torch.stack([wanted, largest_remainders(wanted, observation.examples).to(wanted)], 1).double().cpu()
-        return torch.cat([self._row(observation).features, plain], 1)
+        return torch.cat([self._row(observation).features, plain], 1)[self._places()]
+
+
+def _wanted(observation: Observation) -> Tensor:
+    """Return (C,) counts that a plain attacker would read, before rounding."""
+    scores = label_scores(observation)
+    assert scores is not None  # there is a classifier layer
+    return wanted_counts(scores, observation)
 
 
 def _pictures(observation: Observation) -> Tensor:

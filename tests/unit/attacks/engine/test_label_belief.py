@@ -16,7 +16,7 @@ from gradveil.attacks import AttackContext
 from gradveil.attacks.engine import matching
 from gradveil.attacks.engine.label_belief import LOOKED_AT, MOST_HYPOTHESES, informed_belief, label_hypotheses
 from gradveil.attacks.engine.label_counts import plausible_counts
-from gradveil.attacks.engine.label_rows import fit_rows
+from gradveil.attacks.engine.label_rows import fit_rows, places_of
 from gradveil.attacks.engine.labels import plainly_certain, recover_labels
 from gradveil.attacks.engine.matching import Recipe, run_recipe
 from gradveil.attacks.engine.optimisers import Adam
@@ -60,6 +60,11 @@ def many_under(defense: str) -> tuple[Learner, AttackContext]:
 
 def one(label: int, seed: int) -> Batch:
     return Batch(torch.rand((1, *SHAPE), generator=torch.Generator().manual_seed(seed)), torch.tensor([label]))
+
+
+def several(seed: int) -> Batch:
+    generator = torch.Generator().manual_seed(seed)
+    return Batch(torch.rand((4, *SHAPE), generator=generator), torch.randint(10, (4,), generator=generator))
 
 
 @dataclass(frozen=True)
@@ -180,6 +185,29 @@ def test_a_bias_that_looks_untouched_and_names_another_class_fools_nobody_who_ru
         right += belief.best.tolist() == batch.targets.tolist()
         covered += bool((belief.hypotheses == batch.targets).any())
     assert plain <= 3 and right >= 8 and covered >= 9, (plain, right, covered)
+
+
+def test_a_batch_whose_rows_were_all_moved_is_counted_all_the_same() -> None:
+    defense = "tests.unit.attacks.engine.test_label_belief:Moves(how='next')"
+    learner, context, plain, right = many_classes(10), None, 0, 0
+    for index in range(6):
+        batch = several(index)
+        seen, fresh = scene(learner, batch, defense, seed=index)
+        context = context or fresh
+        wanted = batch.targets.bincount(minlength=10)
+        found = [labels.bincount(minlength=10) for labels in (recover_labels(seen), informed_belief(seen, context).best)]
+        plain, right = (hits + int(torch.minimum(each, wanted).sum()) for hits, each in zip((plain, right), found, strict=True))
+    assert plain <= 12 and right >= 20, (plain, right)
+
+
+def test_rows_that_tell_of_no_class_are_left_where_they_are() -> None:
+    generator = torch.Generator().manual_seed(1)
+    counts = torch.randint(3, (64, 30), generator=generator).double()
+    noise = torch.randn((64, 30), generator=generator, dtype=torch.float64)
+    assert places_of(noise, counts).tolist() == list(range(30))
+    order = torch.randperm(30, generator=generator)
+    assert places_of(counts[:, order.argsort()] + noise, counts).tolist() == order.tolist()
+    assert places_of(torch.zeros_like(counts), counts).tolist() == list(range(30))
 
 
 def test_among_many_classes_dgp_hides_the_label_from_the_last_layer_but_not_from_releases_of_ones_own() -> None:
