@@ -54,10 +54,13 @@ def failed_beside_the_defaults(defense: Defense, checks: Sequence[Check] = DEFEN
 
 
 HALF = len(DEFENSE_CHECKS) // 2
+DEAR = {"invl_dnp", "precode", "refiner", "shadow"}
+"""A strongest rung of theirs takes three to six seconds."""
+RUNGS = [pytest.param(name, setting, marks=[pytest.mark.slow] * (name in DEAR)) for name, setting in STRONGEST]
 
 
 @pytest.mark.parametrize("checks", [DEFENSE_CHECKS[:HALF], DEFENSE_CHECKS[HALF:]], ids=["first half", "second half"])
-@pytest.mark.parametrize(("name", "setting"), STRONGEST, ids=lambda value: str(value))
+@pytest.mark.parametrize(("name", "setting"), RUNGS, ids=lambda value: str(value))
 def test_the_strongest_rung_keeps_the_contract(name: str, setting: dict[str, object], checks: Sequence[Check]) -> None:
     assert failed_beside_the_defaults(spared(DEFENSES.build({"name": name, **setting})), checks) == []
 
