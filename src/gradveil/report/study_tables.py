@@ -81,7 +81,45 @@ def table_of_studies(studies: Sequence[Mapping[str, Any]], part: str = "") -> st
     lines = sorted((line for study in studies for line in rows(study, list(titles), levels)), key=lambda line: line[0])
     rule = "|" + "---|" * len(head)
     top, *body = (f"| {' | '.join(cells)} |" for cells in (head, *(cells for _, cells in lines)))
-    return "\n".join([top, rule, *body]) + "\n"
+    return "\n".join([top, rule, *body, *(_goes_with(studies) if kind == "levels" else [])]) + "\n"
+
+
+def _goes_with(studies: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Say over all rows how well the most usual figure, PSNR, tells what is identified at each level, and of owners."""
+    cells = [_told(cell) for study in studies for cell in study.get("cells", [])]
+    told = []
+    for what, share in (("of pictures", _pictured), ("of lists", _listed), ("of owners", _owned)):
+        pairs = [
+            (cell.selected.psnr.median, found) for cell in cells if cell.selected.psnr and (found := share(cell)) is not None
+        ]
+        ranks = [_ranks(side) for side in zip(*pairs, strict=True)]
+        if len(pairs) > 2 and all(len(set(side)) > 1 for side in ranks):
+            told.append(f"{what} {_signed(statistics.correlation(*ranks))} ({len(pairs)} rows)")
+    return ["", f"Rank correlation of the median PSNR over rows with the share identified: {', '.join(told)}."] if told else []
+
+
+def _pictured(cell: CellResult) -> float | None:
+    return cell.identified.value
+
+
+def _listed(cell: CellResult) -> float | None:
+    found = level_of(cell, "list").share
+    return None if found is None else found.value
+
+
+def _owned(cell: CellResult) -> float | None:
+    found = cell.levels.owners.share if cell.levels and cell.levels.owners else None
+    return None if found is None else found.value
+
+
+def _ranks(values: Sequence[float]) -> list[float]:
+    """Return ranks, those of ties their mean."""
+    ordered = sorted(values)
+    return [ordered.index(each) + (ordered.count(each) - 1) / 2 for each in values]
+
+
+def _signed(value: float) -> str:
+    return f"{value:+.2f}".replace("0.", ".").replace("-", "−")
 
 
 def _scripted(study: Mapping[str, Any], part: str) -> str:

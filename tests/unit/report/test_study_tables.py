@@ -134,6 +134,24 @@ def test_label_and_list_have_columns_where_somebody_measured_them() -> None:
     assert "list" not in table_of_studies([study("summary", with_levels(owners={"share": share(3)}))]).splitlines()[0]
 
 
+def test_below_a_table_of_levels_stands_how_well_psnr_tells_them() -> None:
+    def row(key: str, psnr: float, pictures: int, listed: int | None, owners: int) -> dict[str, Any]:
+        lists = {"lists": {"random": {"share": share(listed), "size": 256}}} if listed is not None else {}
+        told = cell(key, None) | {"selected": summary(pictures, psnr), "plain": summary(pictures, psnr)}
+        return told | {"levels": {"list": lists, "owners": {"share": share(owners)}}}
+
+    rows = [row("a", 10.0, 1, 8, 1), row("b", 12.0, 3, 5, 2), row("c", 14.0, 3, None, 3), row("d", 20.0, 8, 3, 3)]
+    told = table_of_studies([study("levels", *rows)]).splitlines()[-1]
+    assert told == (
+        "Rank correlation of the median PSNR over rows with the share identified: "
+        "of pictures +.95 (4 rows), of lists −1.00 (3 rows), of owners +.95 (4 rows)."
+    )
+    assert "Rank" not in table_of_studies([study("levels", *rows[:2])]) and "Rank" not in table_of_studies(
+        [study("attacks", *rows)]
+    )
+    assert table_of_studies([study("levels", *[rows[0]] * 3)]).splitlines()[-1].startswith("|"), "nothing varies"
+
+
 def test_batches_have_intervals_by_update() -> None:
     """Eight records of two updates, all or none hit: two draws."""
     records = [{"identified": False, "rank": 9}] * 8
