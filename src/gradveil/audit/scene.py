@@ -22,7 +22,7 @@ from gradveil.audit.state import CANDIDATES, Seen, bring_to_state, order_of_reco
 from gradveil.audit.threat import threat_of, training_sentences
 from gradveil.client.send import send
 from gradveil.data import Dataset, foreground, load_source, public_images
-from gradveil.defenses import Defense, parts_of
+from gradveil.defenses import Defense, adapt, parts_of
 from gradveil.defenses.base import MEASURED
 from gradveil.errors import UsageError
 from gradveil.learning import Learner, loss_by_name
@@ -194,7 +194,7 @@ def build_learner(cell: Cell, dataset: Dataset, defense: Defense, materials: Mat
         weights=cell.weights or None,
         dense=dataset.dense,
     )
-    adapted = defense.adapt_model(model)
+    adapted = adapt(defense, model)
     loss = loss_by_name(cell.loss)
     loss = adapted.adapt_loss(loss) if adapted.adapt_loss else loss
     learner = Learner.of(adapted.model, loss, cell.training().replace(clients=1)).to(torch.device(cell.device))

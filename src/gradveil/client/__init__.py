@@ -9,13 +9,14 @@ from gradveil.client.local_training import LocalTraining
 from gradveil.client.needs import unmet_need
 from gradveil.client.send import Sent, send
 from gradveil.client.update import ClientResult, run_client
-from gradveil.defenses.chain import build_defense
+from gradveil.defenses.chain import adapt, build_defense
 
 __all__ = [
     "ClientResult",
     "LocalTraining",
     "PartyResult",
     "Sent",
+    "adapt",
     "build_defense",
     "run_client",
     "run_party",

@@ -10,7 +10,7 @@ from torch import Tensor
 from gradveil.client.local_training import ClientLearner, LocalTraining, RunningStatistics
 from gradveil.client.needs import unmet_need
 from gradveil.defenses.base import NEEDS, ClientView, Defense, State
-from gradveil.defenses.chain import Chain, granularity_of, parts_of
+from gradveil.defenses.chain import Chain, granularity_of, is_adapted, parts_of, spell_defense
 from gradveil.errors import ReplaceLayer, UsageError
 from gradveil.learning.dropout import draw_masks
 from gradveil.learning.learner import Learner
@@ -91,7 +91,7 @@ def defend(
             "run_client runs one client; for an aggregate run each with settings.clients = 1 and average what they send"
         )
     given = NEEDS.keys() - ({"public"} if public is None else set()) - ({"records"} if not batch.records else set())
-    fault = horizontal_fault(defense) or unmet_need(defense, given, "and there are none")
+    fault = horizontal_fault(defense) or _not_adapted(defense, learner) or unmet_need(defense, given, "and there are none")
     if fault:
         raise UsageError(fault)
     view = ClientView(
@@ -137,6 +137,13 @@ def horizontal_fault(defense: Defense) -> str | None:
                 "audit a cut model with --cut, or choose a defense of updates"
             )
     return None
+
+
+def _not_adapted(defense: Defense, learner: Learner) -> str | None:
+    """Return None unless the model lacks what its defense puts into it: then the update would go out unprotected."""
+    if is_adapted(defense, learner.model):
+        return None
+    return f"{spell_defense(defense)} protects only models of its own making; train `gradveil.client.adapt(defense, model).model`"
 
 
 def _check_examples_are_separate(learner: Learner) -> None:

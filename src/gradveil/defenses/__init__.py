@@ -4,7 +4,7 @@ Nothing here imports a defense: `build_defense` and `DEFENSES` find one by its n
 """
 
 from gradveil.defenses.base import DEFENSES, AdaptedModel, ClientView, Defense, DefenseCard, State
-from gradveil.defenses.chain import Chain, build_defense, chain, granularity_of, parts_of, spell_defense
+from gradveil.defenses.chain import Chain, adapt, build_defense, chain, granularity_of, is_adapted, parts_of, spell_defense
 
 __all__ = [
     "DEFENSES",
@@ -14,9 +14,11 @@ __all__ = [
     "Defense",
     "DefenseCard",
     "State",
+    "adapt",
     "build_defense",
     "chain",
     "granularity_of",
+    "is_adapted",
     "parts_of",
     "spell_defense",
 ]

@@ -31,7 +31,20 @@ from gradveil.registry import spell, split_chain
 from gradveil.study.local_training import TrainingSettings
 from gradveil.tensors import Named
 
-__all__ = ["Chain", "ChainAdversary", "build_defense", "chain", "granularity_of", "parts_of", "spell_defense"]
+__all__ = [
+    "Chain",
+    "ChainAdversary",
+    "adapt",
+    "build_defense",
+    "chain",
+    "granularity_of",
+    "is_adapted",
+    "parts_of",
+    "spell_defense",
+]
+
+ADAPTED = "gradveil_adapted_by"
+"""Attribute of a model that says which defenses adapted it."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -353,6 +366,23 @@ def parts_of(defense: Defense) -> tuple[Defense, ...]:
 def granularity_of(defense: Defense) -> Literal["batch", "example"]:
     """Return what the defense's gradient hook is to be given: ``example`` where any part of it sees single examples."""
     return "example" if any(part.granularity == "example" for part in parts_of(defense)) else "batch"
+
+
+def adapt(defense: Defense, model: nn.Module) -> AdaptedModel:
+    """Let a defense adapt a model, and note on it who did: a client of that defense trains no other."""
+    found = defense.adapt_model(model)
+    if _adapters(defense):
+        setattr(found.model, ADAPTED, _adapters(defense))
+    return found
+
+
+def is_adapted(defense: Defense, model: nn.Module) -> bool:
+    """Whether a model is one that this defense adapted, if it adapts any."""
+    return not _adapters(defense) or getattr(model, ADAPTED, ()) == _adapters(defense)
+
+
+def _adapters(defense: Defense) -> tuple[str, ...]:
+    return tuple(spell(part) for part in parts_of(defense) if part.overrides("adapt_model"))
 
 
 def spell_defense(defense: Defense) -> str:

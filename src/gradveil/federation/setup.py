@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from gradveil import tensors
 from gradveil.client.local_training import tracked_buffers
 from gradveil.data import PARTITIONS, Dataset, load_source, public_images
-from gradveil.defenses import Defense, build_defense
+from gradveil.defenses import Defense, adapt, build_defense
 from gradveil.defenses.base import AdaptedModel
 from gradveil.errors import UsageError
 from gradveil.learning import Learner, Loss, loss_by_name
@@ -191,7 +191,7 @@ def build_federation(settings: FederationSettings, dataset: Dataset | None = Non
         weights=settings.weights or None,
         dense=train.dense,
     )
-    adapted = defense.adapt_model(model)
+    adapted = adapt(defense, model)
     task_loss = loss_by_name(settings.loss)
     loss = adapted.adapt_loss(task_loss) if adapted.adapt_loss else task_loss
     device = _device(settings.device)

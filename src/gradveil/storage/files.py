@@ -22,15 +22,20 @@ __all__ = ["json_bytes", "locked_folder", "write_whole"]
 LOCK = ".lock"
 
 
-def write_whole(path: Path, content: bytes) -> None:
+def write_whole(path: Path, content: bytes, *, private: bool = False) -> None:
     """Write beside the place, bring it to the disk, and rename, so that no reader ever meets half a file.
+
+    Args:
+        path: The place.
+        content: What will stand there.
+        private: Whether nobody but its owner may read it.
 
     Raises:
         OSError: The file cannot be written; nothing is left beside its place.
     """
     beside = path.with_name(f".{path.name}.{os.getpid()}.part")
     try:
-        with beside.open("wb") as handle:
+        with open(os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600 if private else 0o666), "wb") as handle:
             handle.write(content)
             handle.flush()
             os.fsync(handle.fileno())

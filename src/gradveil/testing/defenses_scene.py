@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from gradveil.client.embedding import read_embedding, run_party
 from gradveil.client.update import run_client
 from gradveil.defenses.base import ClientView, Defense
-from gradveil.defenses.chain import Chain, granularity_of
+from gradveil.defenses.chain import Chain, adapt, granularity_of
 from gradveil.learning.embedding import EMBEDDING, EmbeddingLearner
 from gradveil.learning.learner import Learner
 from gradveil.learning.losses import Loss, cross_entropy
@@ -87,7 +87,7 @@ class Scene:
             return EmbeddingScene.of_party(dtype)
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(11)
-            adapted = defense.adapt_model(TinyNet())
+            adapted = adapt(defense, TinyNet())
         settings = settings or TrainingSettings()
         loss = adapted.adapt_loss(loss) if adapted.adapt_loss else loss
         noise = {n: torch.zeros((settings.steps(EXAMPLES), EXAMPLES, *shape)) for n, shape in adapted.noise_shapes.items()}
