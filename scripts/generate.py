@@ -46,7 +46,7 @@ def page_text(page: Path) -> str:
 
 def shown_by(file: Path) -> dict[str, Any]:
     """Return what the results of a study should say of its tables: the layout, and what a script makes of the documents."""
-    study, found = load_study(file), read_study(RESULTS / f"{file.stem}.json.gz")
+    study, found = load_study(file), read_study(RESULTS / f"{file.stem}.json.xz")
     made = {"tables": tables_of(study, found["documents"])} if isinstance(study, ScriptedStudy) else {}
     return {"study": study.layout.as_dict(), **made}
 
@@ -54,7 +54,7 @@ def shown_by(file: Path) -> dict[str, Any]:
 def renew_layouts() -> None:
     """Bring what the results say of their tables to what the study files say now."""
     for file in sorted(STUDIES.glob("*.toml")):
-        path = RESULTS / f"{file.stem}.json.gz"
+        path = RESULTS / f"{file.stem}.json.xz"
         if path.is_file() and {**(found := read_study(path)), **shown_by(file)} != found:
             write_study(path, {**found, **shown_by(file)})
             print(f"{path.name} written")

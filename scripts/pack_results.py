@@ -1,7 +1,7 @@
 """Pack a folder of results into the one file that is published, or a file into a folder again.
 
-    python -m scripts.pack_results out/NAME [results/NAME.json.gz]
-    python -m scripts.pack_results results/NAME.json.gz out/NAME
+    python -m scripts.pack_results out/NAME [results/NAME.json.xz]
+    python -m scripts.pack_results results/NAME.json.xz out/NAME
 
 For measurements of speed, whose scripts in ``benchmarks/`` write single files; `gradveil study run` packs by itself.
 """
@@ -20,7 +20,7 @@ ROOT = Path(__file__).resolve().parents[1]
 
 def pack(folder: Path, out: Path) -> Path:
     """Pack one folder; what ``studies/NAME.toml`` says of its table, if there is one, goes with it."""
-    name = out.name.removesuffix(".json.gz")
+    name = out.name.removesuffix(".json.xz")
     file = ROOT / "studies" / f"{name}.toml"
     layout = Study.from_toml(file).layout if file.is_file() else Layout(table="none")
     return write_study(out, pack_folder(folder, name, layout.as_dict()))
@@ -41,11 +41,11 @@ def unpack(file: Path, folder: Path) -> Path:
 def main(words: list[str]) -> int:
     """Do what the first word asks for: a file is unpacked, a folder packed."""
     given = Path(words[0])
-    name = given.name.removesuffix(".json.gz")
+    name = given.name.removesuffix(".json.xz")
     if is_study_file(given):
         print(unpack(given, Path(words[1]) if len(words) > 1 else Path("out", name)))
     else:
-        print(pack(given, Path(words[1]) if len(words) > 1 else ROOT / "results" / f"{name}.json.gz"))
+        print(pack(given, Path(words[1]) if len(words) > 1 else ROOT / "results" / f"{name}.json.xz"))
     return 0
 
 

@@ -21,7 +21,7 @@ from torch import Tensor
 
 from gradveil.tensors import Named
 
-__all__ = ["Recorded"]
+__all__ = ["Recorded", "wait_for_gpu"]
 
 RECORDABLE = ("cuda",)
 WARM_UPS = 2
@@ -204,3 +204,9 @@ def _differ(left: Named, right: Named) -> bool:
         a, b = torch.nan_to_num(one.detach().double()), torch.nan_to_num(right[name].detach().double())
         differing += bool((a - b).norm() > SAME * torch.maximum(a.norm(), b.norm()))
     return 2 * differing >= max(1, len(left))
+
+
+def wait_for_gpu(device: torch.device | None = None) -> None:
+    """Wait until a GPU has done what it was told to do, if there is one at work; None is the current one."""
+    if torch.cuda.is_initialized() if device is None else device.type == "cuda":
+        torch.cuda.synchronize(device)

@@ -31,10 +31,10 @@ def test_tables_in_the_docs_are_current(page: Path) -> None:
 @pytest.mark.parametrize("file", sorted(STUDIES.glob("*.toml")), ids=lambda file: file.stem)
 def test_a_study_its_results_and_its_page_agree(file: Path) -> None:
     layout = load_study(file).layout
-    if not (RESULTS / f"{file.stem}.json.gz").is_file():
+    if not (RESULTS / f"{file.stem}.json.xz").is_file():
         assert layout.page == "", "a page shows a study that has no results"
         return
-    content = read_study(RESULTS / f"{file.stem}.json.gz")
+    content = read_study(RESULTS / f"{file.stem}.json.xz")
     assert {**content, **shown_by(file)} == content, AGAIN
     if layout.table != "none" and layout.page:
         marks = re.findall(r"<!-- study: (.*?) -->", (ROOT / layout.page).read_text(encoding="utf-8"))
@@ -45,7 +45,7 @@ def test_a_study_its_results_and_its_page_agree(file: Path) -> None:
 def test_every_table_of_a_script_is_shown_somewhere() -> None:
     pages = [page.read_text(encoding="utf-8") for page in PAGES]
     marks = {mark for page in pages for mark in re.findall(r"<!-- study: (.*?) -->", page)}
-    for path in RESULTS.glob("*.json.gz"):
+    for path in RESULTS.glob("*.json.xz"):
         content = read_study(path)
         for part in content.get("tables", {}):
             assert (f"{content['name']}#{part}" if part else content["name"]) in marks

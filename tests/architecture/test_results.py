@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import gzip
 import itertools
+import lzma
 import re
 from pathlib import Path
 
@@ -17,7 +17,7 @@ from gradveil.study.published import BEFORE, Study, load_study
 from scripts.generate import PAGES, RESULTS, ROOT, STUDIES
 from tests.architecture.test_project import foreign_names
 
-FILES = sorted(RESULTS.glob("*.json.gz"))
+FILES = sorted(RESULTS.glob("*.json.xz"))
 Point = tuple[str, str, str, int, int, int, int, int]
 
 
@@ -47,20 +47,20 @@ def test_results_are_study_files_alone_and_all_are_told_of() -> None:
     assert len(FILES) > 20
     assert sorted(RESULTS.iterdir()) == sorted([*FILES, RESULTS / "README.md"])
     told = (RESULTS / "README.md").read_text(encoding="utf-8")
-    assert sorted(re.findall(r"^\| `(\w+)`", told, re.MULTILINE)) == [path.name.removesuffix(".json.gz") for path in FILES]
+    assert sorted(re.findall(r"^\| `(\w+)`", told, re.MULTILINE)) == [path.name.removesuffix(".json.xz") for path in FILES]
 
 
-@pytest.mark.parametrize("path", FILES, ids=lambda path: path.name.removesuffix(".json.gz"))
+@pytest.mark.parametrize("path", FILES, ids=lambda path: path.name.removesuffix(".json.xz"))
 def test_every_file_can_be_read(path: Path, tmp_path: Path) -> None:
     content = read_study(path)
-    assert path.name == f"{content['name']}.json.gz"
+    assert path.name == f"{content['name']}.json.xz"
     assert content.get("cells") or content["documents"] or content["trainings"]
     known = content["provenance"]
     assert known == BEFORE or known["code"]
     marked = re.search(rf"^\| `{content['name']}` †", (RESULTS / "README.md").read_text(encoding="utf-8"), re.MULTILINE)
     assert bool(marked) == (known == BEFORE)
-    assert list(foreign_names(gzip.decompress(path.read_bytes()).decode("utf-8"))) == []
-    assert gzip.decompress(write_study(tmp_path / path.name, content).read_bytes()) == gzip.decompress(path.read_bytes())
+    assert list(foreign_names(lzma.decompress(path.read_bytes()).decode("utf-8"))) == []
+    assert lzma.decompress(write_study(tmp_path / path.name, content).read_bytes()) == lzma.decompress(path.read_bytes())
     if content.get("cells"):
         with as_folder(path) as folder:
             found = load_run(folder)
@@ -70,7 +70,7 @@ def test_every_file_can_be_read(path: Path, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("file", sorted(STUDIES.glob("*.toml")), ids=lambda file: file.stem)
 def test_a_study_asks_for_what_its_results_hold(file: Path) -> None:
-    study, path = load_study(file), RESULTS / f"{file.stem}.json.gz"
+    study, path = load_study(file), RESULTS / f"{file.stem}.json.xz"
     if not path.is_file():
         pytest.skip("not run yet")
     if not isinstance(study, Study):
@@ -92,14 +92,14 @@ def test_the_front_page_quotes_the_results() -> None:
     readme = (ROOT / "README.md").read_text(encoding="utf-8")
     quoted = re.findall(r"^\| (\w+)[^|]*\| (\d+ of 128 \(.*?\)) \| (\d+ of 128 \(.*?\))", readme, re.MULTILINE)
     assert len(quoted) >= 5
-    rows = table_of_studies([read_study(RESULTS / "update_defenses_lenet_cifar10_128.json.gz")]).splitlines()
+    rows = table_of_studies([read_study(RESULTS / "update_defenses_lenet_cifar10_128.json.xz")]).splitlines()
     for name, plain, informed in quoted:
         own = [row.split(" | ") for row in rows if row.startswith(f"| {name}")]
         assert (plain, informed) in [(row[2], row[4]) for row in own], name
 
 
 def test_files_that_pages_name_are_there() -> None:
-    named = re.compile(r"(?:studies/\w+\.(?:toml|py)|benchmarks/\w+\.py|results/\w+\.json(?:\.gz)?)")
+    named = re.compile(r"(?:studies/\w+\.(?:toml|py)|benchmarks/\w+\.py|results/\w+\.json(?:\.xz)?)")
     pages = [*PAGES, RESULTS / "README.md", ROOT / "CONTRIBUTING.md"]
     missing = {name for page in pages for name in named.findall(page.read_text(encoding="utf-8")) if not (ROOT / name).is_file()}
-    assert missing <= {"studies/NAME.toml", "results/NAME.json.gz"}
+    assert missing <= {"studies/NAME.toml", "results/NAME.json.xz"}

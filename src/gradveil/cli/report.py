@@ -27,7 +27,7 @@ def report(
     from gradveil.report import write_report
     from gradveil.storage.study_file import as_folder, is_study_file
 
-    packed = Path(f"{folder.name.removesuffix('.json.gz')}.html") if is_study_file(folder) else None
+    packed = Path(f"{folder.name.removesuffix('.json.xz')}.html") if is_study_file(folder) else None
     with as_folder(folder) as read:
         path = write_report(read, out or packed, private)
     if as_json:

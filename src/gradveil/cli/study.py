@@ -19,7 +19,7 @@ Files = list[Path] | None
 @study.command(name="run")
 def run_command(
     file: Annotated[Path, typer.Argument(metavar="STUDY.toml", hidden=True)],
-    out: Annotated[Path | None, typer.Option(metavar="FILE", parser=out_path, help="Results [results/NAME.json.gz].")] = None,
+    out: Annotated[Path | None, typer.Option(metavar="FILE", parser=out_path, help="Results [results/NAME.json.xz].")] = None,
     work: Annotated[Path | None, typer.Option(metavar="DIR", help="Folder to work in and to go on from [out/NAME].")] = None,
     data: Annotated[Files, typer.Option(metavar="FILE", help="Where a data file of the study is; repeatable.")] = None,
     weights: Annotated[Files, typer.Option(metavar="FILE", help="Where a weights file of the study is; repeatable.")] = None,
@@ -38,7 +38,7 @@ def run_command(
     from gradveil.study.published import ScriptedStudy, load_study
 
     found, where = load_study(file), {"data": data or (), "weights": weights or ()}
-    place, folder = out or Path("results", f"{found.name}.json.gz"), work or Path("out", found.name)
+    place, folder = out or Path("results", f"{found.name}.json.xz"), work or Path("out", found.name)
     seed = found.settings.get("seed", 0) if isinstance(found, ScriptedStudy) else found.plan.seed
     note(f"seed {seed} · results go to {place}")
     with show_progress(quiet=quiet) as on_progress:
@@ -58,7 +58,7 @@ def table_command(
 ) -> None:
     """Print the table of a study as Markdown; several files of one kind make one table.
 
-    Example: gradveil study table results/first_light_audit.json.gz
+    Example: gradveil study table results/first_light_audit.json.xz
     """
     from gradveil.report.study_tables import table_of_studies
     from gradveil.storage.study_file import read_study

@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 
 import torch
 
+from gradveil.recording import wait_for_gpu
 from gradveil.study.training_result import Latency
 
 __all__ = ["best_seconds", "measure_latency_of", "run_seconds", "work_seconds"]
@@ -22,10 +23,10 @@ Work = Callable[[], object]
 def run_seconds(work: Work, device: torch.device | str) -> float:
     """Return how long one run takes, what a GPU still has to do included."""
     device = torch.device(device)
-    _wait(device)
+    wait_for_gpu(device)
     begun = time.perf_counter()
     work()
-    _wait(device)
+    wait_for_gpu(device)
     return time.perf_counter() - begun
 
 
@@ -71,8 +72,3 @@ def measure_latency_of(
     works, most = ([defended], FEW_TURNS) if undefended is None else ([defended, undefended], MOST_TURNS)
     best = [1000 * each for each in best_seconds(works, device, seconds=seconds, most=most)]
     return Latency(defended_ms=round(best[0], 6), undefended_ms=round(best[-1], 6))  # to the nanosecond, never to 0
-
-
-def _wait(device: torch.device) -> None:
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)

@@ -45,12 +45,12 @@ def fill_studies(page: str, results: Path) -> str:
 
     Args:
         page: Markdown.
-        results: The folder that holds ``NAME.json.gz``.
+        results: The folder that holds ``NAME.json.xz``.
     """
 
     def fill(found: re.Match[str]) -> str:
         names = [name.strip().partition("#") for name in found[2].split(",")]
-        studies = [read_study(results / f"{name}.json.gz") for name, _, _ in names]
+        studies = [read_study(results / f"{name}.json.xz") for name, _, _ in names]
         return f"{found[1]}{table_of_studies(studies, names[0][2])}{found[3]}"
 
     return MARK.sub(fill, page)

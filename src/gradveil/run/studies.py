@@ -1,6 +1,6 @@
 """Run a study: the cells of all its grids in one work folder, resumable, then one file with everything that came out.
 
-    found = run_study(Study.from_toml(Path("studies/NAME.toml")), work=Path("out/NAME"), out=Path("results/NAME.json.gz"))
+    found = run_study(Study.from_toml(Path("studies/NAME.toml")), work=Path("out/NAME"), out=Path("results/NAME.json.xz"))
 
 The work folder is an ordinary run folder; the same call goes on with it where it was stopped. The file names data and weights by
 their own names alone, so that nobody's folders are published.

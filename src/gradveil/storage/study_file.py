@@ -1,4 +1,4 @@
-"""One file a study: a run folder packed into ``NAME.json.gz``, and unpacked where something reads folders.
+"""One file a study: a run folder packed into ``NAME.json.xz``, and unpacked where something reads folders.
 
 Equal content gives equal bytes: keys are sorted, and the archive holds neither time nor name. Pictures stay out, so that a file
 can be published whatever the data was. What was kept before there were run folders is packed as ``documents``, by name.
@@ -7,8 +7,8 @@ can be published whatever the data was. What was kept before there were run fold
 from __future__ import annotations
 
 import contextlib
-import gzip
 import json
+import lzma
 import tempfile
 from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
@@ -21,7 +21,7 @@ from gradveil.study.published import BEFORE, STUDY_FORMAT
 
 __all__ = ["as_folder", "is_study_file", "pack_folder", "read_study", "unpack_study", "write_study"]
 
-SUFFIX = ".json.gz"
+SUFFIX = ".json.xz"
 RUN_FORMAT = "gradveil-run-1"
 OWN = ("name", "study", "spellings", "timings", "trainings", "training_timings", "documents")
 """Parts of a study file that run.json does not have."""
@@ -39,8 +39,8 @@ def read_study(path: Path) -> dict[str, Any]:
         UsageError: It is missing, damaged, or of another format.
     """
     try:
-        found = json.loads(gzip.decompress(path.read_bytes()))
-    except (OSError, EOFError, ValueError, RecursionError) as error:
+        found = json.loads(lzma.decompress(path.read_bytes()))
+    except (OSError, EOFError, ValueError, RecursionError, lzma.LZMAError) as error:
         why = "there is no such file" if isinstance(error, FileNotFoundError) else "it is damaged or no packed JSON"
         raise UsageError(f"cannot read the results {str(path)!r}: {why}; `gradveil study run` writes them") from error
     if not isinstance(found, dict) or found.get("format") != STUDY_FORMAT:
@@ -58,7 +58,7 @@ def write_study(path: Path, content: Mapping[str, Any]) -> Path:
     text = json.dumps(encode(content), sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        write_whole(path, gzip.compress(text.encode(), compresslevel=9, mtime=0))
+        write_whole(path, lzma.compress(text.encode(), preset=9 | lzma.PRESET_EXTREME))
     except OSError as error:
         raise UsageError(f"cannot write {str(path)!r}: {error.strerror or error}; name another file with --out") from error
     return path

@@ -208,7 +208,7 @@ def test_accuracies_are_paired_by_seed_in_either_format() -> None:
 
 
 def test_pages_are_filled_from_results(tmp_path: Path) -> None:
-    write_study(tmp_path / "mine.json.gz", study("summary", cell("a")))
+    write_study(tmp_path / "mine.json.xz", study("summary", cell("a")))
     page = "before\n\n<!-- study: mine -->\n| stale |\n<!-- end -->\n\nafter <!-- study: none -->"
     filled = fill_studies(page, tmp_path)
     assert filled == page.replace("| stale |\n", table_of_studies([study("summary", cell("a"))]))

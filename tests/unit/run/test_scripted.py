@@ -73,7 +73,7 @@ def test_stopped_continued_and_shown(squares: Path, capsys: Captured) -> None:
     Path("stop").unlink()
     assert main(command) == 0
     assert done() == ["part/0", "part/1", "part/2"], "what is done was measured again, or something was left out"
-    content = read_study(Path("results/squares.json.gz"))
+    content = read_study(Path("results/squares.json.xz"))
     assert content["documents"]["part/2.json"] == {"number": 2, "square": 4}
     assert content["settings"] == {"data": "numbers.txt", "seed": 3, "most": 3}
     assert {"code", "script", "commit", "platform", "cores", "torch"} <= content["provenance"].keys()
@@ -81,14 +81,14 @@ def test_stopped_continued_and_shown(squares: Path, capsys: Captured) -> None:
     assert str(squares.parent) not in str(content)
 
     capsys.readouterr()
-    assert main(["study", "table", "results/squares.json.gz"]) == 0
+    assert main(["study", "table", "results/squares.json.xz"]) == 0
     shown = capsys.readouterr().out
     assert "**all**" in shown and "| 2 | 4 |" in shown and "of small numbers" in shown
     page = "<!-- study: squares#last -->\nold\n<!-- end -->\n"
     assert fill_studies(page, Path("results")) == "<!-- study: squares#last -->\n| 2 | 4 |\n<!-- end -->\n"
     with pytest.raises(UsageError, match="has no table 'least'"):
         fill_studies(page.replace("last", "least"), Path("results"))
-    assert main(["report", "results/squares.json.gz"]) == 2
+    assert main(["report", "results/squares.json.xz"]) == 2
 
 
 @pytest.mark.parametrize("changed", ["settings", "data", "helper"])
@@ -107,8 +107,8 @@ def test_a_change_measures_anew(squares: Path, changed: str) -> None:
 
 def test_processes_give_the_same(squares: Path) -> None:
     study = place_settings(load_scripted(squares))
-    one = read_study(run_scripted(study, work=Path("a"), out=Path("a.json.gz")))
-    two = read_study(run_scripted(study, work=Path("b"), out=Path("b.json.gz"), workers=2))
+    one = read_study(run_scripted(study, work=Path("a"), out=Path("a.json.xz")))
+    two = read_study(run_scripted(study, work=Path("b"), out=Path("b.json.xz"), workers=2))
     assert one["documents"] == two["documents"] and one["tables"] == two["tables"]
 
 
@@ -138,7 +138,7 @@ def test_a_wrong_script_is_one_sentence(squares: Path, capsys: Captured, old: st
     told = capsys.readouterr().err
     assert "Traceback" not in told
     with pytest.raises(UsageError, match=sentence):
-        run_scripted(place_settings(load_scripted(squares)), work=Path("w"), out=Path("r.json.gz"))
+        run_scripted(place_settings(load_scripted(squares)), work=Path("w"), out=Path("r.json.xz"))
 
 
 @pytest.mark.parametrize(
@@ -160,7 +160,7 @@ def test_a_wrong_file_is_one_sentence(squares: Path, old: str, new: str, sentenc
 def test_files_must_be_there(squares: Path) -> None:
     (squares.parent / "numbers.txt").unlink()
     with pytest.raises(UsageError, match=r"numbers\.txt' for data; say where it is with --data"):
-        run_scripted(place_settings(load_scripted(squares)), work=Path("w"), out=Path("r.json.gz"))
+        run_scripted(place_settings(load_scripted(squares)), work=Path("w"), out=Path("r.json.xz"))
     (squares.parent / "squares.py").unlink()
     with pytest.raises(UsageError, match="there is no file"):
         tables_of(load_scripted(squares), {})

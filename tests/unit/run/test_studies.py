@@ -87,12 +87,12 @@ def test_from_a_file_to_a_table_and_a_report(own: Path, capsys: Captured, monkey
     stopping = True
     assert main(command) == 130
     assert done == ["pruning(rate=0.9)"]
-    assert not Path("results/tiny.json.gz").exists()
+    assert not Path("results/tiny.json.xz").exists()
     stopping = False
     assert main(command) == 0
     assert done == ["pruning(rate=0.9)", "none"]
-    first = Path("results/tiny.json.gz").read_bytes()
-    content = read_study(Path("results/tiny.json.gz"))
+    first = Path("results/tiny.json.xz").read_bytes()
+    content = read_study(Path("results/tiny.json.xz"))
     assert main(command) == 0
     assert len(done) == 2, "what is done was run again"
 
@@ -105,29 +105,29 @@ def test_from_a_file_to_a_table_and_a_report(own: Path, capsys: Captured, monkey
     assert str(own).encode() not in first and str(own) not in str(content)
 
     capsys.readouterr()
-    assert main(["study", "table", "results/tiny.json.gz"]) == 0
+    assert main(["study", "table", "results/tiny.json.xz"]) == 0
     lines = capsys.readouterr().out.splitlines()
     heads = [line.split(" | ")[0] for line in lines]
     assert lines[0].startswith("| defense | label | list | strongest: identified | plain: identified | PSNR, dB | informed: ")
     assert heads == ["| defense", "|" + "---|" * 12, "| nothing", "| Prune", "", "on two records"]
-    assert main(["report", "results/tiny.json.gz", "--out", "page.html"]) == 0
+    assert main(["report", "results/tiny.json.xz", "--out", "page.html"]) == 0
     assert "pruning" in Path("page.html").read_text(encoding="utf-8")
-    assert main(["report", "results/tiny.json.gz"]) == 0
+    assert main(["report", "results/tiny.json.xz"]) == 0
     assert Path("tiny.html").is_file()
 
 
 def test_accuracies_are_trained_for_and_nothing_is_attacked(own: Path, capsys: Captured) -> None:
     assert (
-        main(["study", "run", study_file(own, ACCURACY), "--workers", "1", "--out", "a.json.gz", "--work", "w", "--quiet"]) == 0
+        main(["study", "run", study_file(own, ACCURACY), "--workers", "1", "--out", "a.json.xz", "--work", "w", "--quiet"]) == 0
     )
-    content = read_study(Path("a.json.gz"))
+    content = read_study(Path("a.json.xz"))
     assert content["cells"] == []
     assert len(content["trainings"]) == 4
     assert len(content["training_timings"]) == 4
     capsys.readouterr()
-    assert main(["study", "table", "a.json.gz", "--json"]) == 0
+    assert main(["study", "table", "a.json.xz", "--json"]) == 0
     assert "| `pruning` | " in capsys.readouterr().out
-    assert main(["report", "a.json.gz"]) == 2
+    assert main(["report", "a.json.xz"]) == 2
 
 
 def test_grids_share_cells(own: Path) -> None:
@@ -146,7 +146,7 @@ def test_files_are_found_by_name(own: Path) -> None:
     with pytest.raises(UsageError, match="the study names the weights files none"):
         place_files(study, weights=[Path("w.pt")])
     with pytest.raises(UsageError, match=r"any\.npz"):
-        run_study(place_files(study, data=[Path("any.npz")]), work=own / "w", out=own / "r.json.gz")
+        run_study(place_files(study, data=[Path("any.npz")]), work=own / "w", out=own / "r.json.xz")
 
 
 @pytest.mark.parametrize("file", sorted(ROOT.glob("studies/*.toml")), ids=lambda file: file.stem)

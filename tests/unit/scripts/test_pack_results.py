@@ -15,7 +15,7 @@ def contents(folder: Path) -> dict[str, object]:
 
 
 def test_a_folder_and_back(tmp_path: Path) -> None:
-    folder, packed, again = tmp_path / "mine", tmp_path / "mine.json.gz", tmp_path / "again"
+    folder, packed, again = tmp_path / "mine", tmp_path / "mine.json.xz", tmp_path / "again"
     (folder / "part").mkdir(parents=True)
     (folder / "rows.json").write_text('{"rows": [1, 2.5, null]}')
     (folder / "part" / "list.json").write_text("[1]")
@@ -26,7 +26,7 @@ def test_a_folder_and_back(tmp_path: Path) -> None:
 
 
 def test_a_run_with_documents(tmp_path: Path) -> None:
-    folder, packed, again = tmp_path / "run", tmp_path / "run.json.gz", tmp_path / "again"
+    folder, packed, again = tmp_path / "run", tmp_path / "run.json.xz", tmp_path / "again"
     make_results(folder)
     (folder / "machine.json").write_text("{}")
     main([str(folder), str(packed)])

@@ -55,7 +55,7 @@ def test_what_is_asked_is_written_to_the_letter_and_read_again(kind: type[Kept],
 
 
 def test_older_cells_have_what_later_settings_mean() -> None:
-    cells = [cell for path in RESULTS.glob("*.json.gz") for cell in read_study(path).get("cells", [])]
+    cells = [cell for path in RESULTS.glob("*.json.xz") for cell in read_study(path).get("cells", [])]
     older = [cell for cell in cells if "cut" not in cell["cell"]]
     assert len(older) >= 10 and set(LATER) <= {each.name for each in fields(Cell)}
     for cell in older:

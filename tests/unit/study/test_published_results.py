@@ -20,7 +20,7 @@ from gradveil.study.measures import Share
 from gradveil.study.results import CellResult, Timing
 
 RESULTS = Path(__file__).resolve().parents[3] / "results"
-FILES = sorted(RESULTS.glob("*.json.gz"))
+FILES = sorted(RESULTS.glob("*.json.xz"))
 OLD = ("measured", "region", "sees", "iip_1")
 """Parts that cells of older versions lack."""
 GONE = ("band", "bands")
@@ -52,7 +52,7 @@ def test_there_is_something_to_read() -> None:
     assert sum(len(cells_in(study(path))) for path in FILES) >= 104
 
 
-@pytest.mark.parametrize("path", FILES, ids=lambda path: path.name.removesuffix(".json.gz"))
+@pytest.mark.parametrize("path", FILES, ids=lambda path: path.name.removesuffix(".json.xz"))
 def test_published_cells_are_read_and_written_again(path: Path) -> None:
     content = study(path)
     for raw in cells_in(content):
@@ -74,7 +74,7 @@ def test_published_cells_are_read_and_written_again(path: Path) -> None:
 
 
 def test_a_cell_is_found_by_its_settings() -> None:
-    with as_folder(RESULTS / "first_light_audit.json.gz") as folder:
+    with as_folder(RESULTS / "first_light_audit.json.xz") as folder:
         run = load_run(folder)
     cell = run.cell(defense="none")
     assert cell.identified.count == cell.selected.identified.count == 16
@@ -86,7 +86,7 @@ def test_a_cell_is_found_by_its_settings() -> None:
 
 def lists_tested() -> dict[tuple[str, str], Share]:
     """Return what lists named of a LeNet, by kind of data and defense."""
-    found = study(RESULTS / "list_attack.json.gz")
+    found = study(RESULTS / "list_attack.json.xz")
     spellings = {name: spelling for spelling, name in found["settings"]["defenses"].items()}
     rows = [each for each in found["documents"].values() if "list" in each]
     return {

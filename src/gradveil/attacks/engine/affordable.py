@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
-import torch
+from gradveil.recording import wait_for_gpu
 
 __all__ = ["halved", "seconds_of"]
 
@@ -16,15 +16,12 @@ def seconds_of(run: Callable[[int], object]) -> float:
     Of the clock and the processor's time the smaller counts, or who else uses the machine would decide how much is learned. A GPU
     is waited for, since what it was told to do is not done yet; the processor waits at work.
     """
-    _finish(run(0))
+    run(0)
+    wait_for_gpu()
     clock, worked = time.perf_counter(), time.process_time()
-    _finish(run(1))
+    run(1)
+    wait_for_gpu()
     return min(time.perf_counter() - clock, time.process_time() - worked)
-
-
-def _finish(_: object) -> None:
-    if torch.cuda.is_available() and torch.cuda.is_initialized():
-        torch.cuda.synchronize()
 
 
 def halved(size: int, least: int, each: float, seconds: float) -> int:
