@@ -1,7 +1,7 @@
 """Randomness of a real client: from the operating system, fresh for every release, and never handed in from outside.
 
-An experiment draws from a seed, so that anybody can repeat it. A client must not: who knows the seed, or asks twice under one round
-number, subtracts the noise. `SecretSeed` stands wherever a `Seed` does.
+An experiment draws from a seed, so that anybody can repeat it. A client must not: who knows the seed, or asks twice under one
+round number, subtracts the noise. `SecretSeed` stands wherever a `Seed` does.
 """
 
 from __future__ import annotations
@@ -28,7 +28,8 @@ class SecretSeed(Seed):
     """The root of one release's randomness: 256 bits of the operating system's.
 
     A role's generator begins with a state that SHAKE-256 makes of the secret and the role, so all of its 19,937 bits are the
-    secret's, not the 63 of a number. One secret serves one release: a client draws a new one for the next, whatever round it is told.
+    secret's, not the 63 of a number. One secret serves one release: a client draws a new one for the next, whatever round it is
+    told.
 
     What is left: the generators of torch count on in a way that is no cipher, so who sees raw outputs of one could foretell more
     of the same role in the same release; and noise in floating point has gaps that a proof over real numbers does not know

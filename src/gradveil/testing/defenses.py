@@ -21,7 +21,7 @@ import torch
 
 from gradveil.client.embedding import vertical_fault
 from gradveil.defenses.base import DEFENSES, NEEDS, Defense
-from gradveil.defenses.chain import Chain, granularity_of
+from gradveil.defenses.chain import Chain, granularity_of, is_adapted
 from gradveil.defenses.none import NoDefense
 from gradveil.errors import BadUpdate, UsageError
 from gradveil.learning.embedding import EMBEDDING
@@ -150,9 +150,10 @@ def randomness_is_declared(defense: Defense, scene: Scene) -> None:
     card = type(defense).card
     strongest = at(defense, card.ladder[-1]) if card.ladder else defense
     for one in dict.fromkeys((defense, strongest)):  # equal ones are asked once
-        first, second = scene.send(one, seed=1), scene.send(one, seed=1)
+        where = scene if is_adapted(one, scene.learner.model) else Scene.of(one)
+        first, second = where.send(one, seed=1), where.send(one, seed=1)
         require(_same(first.weights, second.weights), "the same seed gives other bits the second time")
-    differs = not _same(first.weights, scene.send(strongest, seed=2).weights)
+    differs = not _same(first.weights, where.send(strongest, seed=2).weights)
     require(differs or not strongest.random, "the card says random, but another seed gives the same update")
     require(strongest.random or not differs, "the card does not say random, but another seed gives another update")
     require(card.random or not defense.random, "the defense says it is random at these settings, but its card does not")

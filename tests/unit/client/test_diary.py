@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import threading
 import time
@@ -12,12 +13,12 @@ from typing import Any
 import pytest
 import torch
 
-import gradveil.client.diary as module
 from gradveil.client.diary import Diary, digest_of
 from gradveil.client.update import ClientResult
 from gradveil.defenses.base import State
 from gradveil.errors import UsageError
 from gradveil.records import Batch, Payload
+from gradveil.storage.files import write_whole
 from gradveil.wire.files import payload_to_bytes
 
 NOBODY = Batch(torch.zeros(1, 1), torch.zeros(1))
@@ -69,7 +70,7 @@ def test_a_round_long_past_and_a_spent_budget_are_refused_in_one_sentence(tmp_pa
     client, diary = Client(), of(tmp_path, most=4)
     for round_index in (0, 4, 5, 6):
         diary.answer(round_index, "x", client)
-    with pytest.raises(UsageError, match="asks for round 0, and this client has answered round 6; .*needs a new run"):
+    with pytest.raises(UsageError, match=r"asks for round 0, and this client has answered round 6; .*needs a new run"):
         of(tmp_path).answer(0, "x", client)
     assert diary.answer(5, "x", client).examples == 2, "the round before the last is kept"
     with pytest.raises(UsageError, match="released 4 updates, all that its budget allows"):
@@ -120,14 +121,10 @@ def test_a_kill_at_any_point_either_answered_or_missed_the_round(
     """Whatever was written, the next round goes on from a state that belongs to an answer, and no release is forgotten."""
     client, diary = Client(), of(tmp_path)
     diary.answer(0, "x", client)
-    whole = module.write_whole
-    monkeypatch.setattr(module, "write_whole", killing(after, whole))
     sent: list[Payload] = []
-    try:
+    with monkeypatch.context() as during, contextlib.suppress(Killed):
+        during.setattr("gradveil.client.diary.write_whole", killing(after, write_whole))
         sent.append(diary.answer(1, "x", client))
-    except Killed:
-        pass
-    monkeypatch.setattr(module, "write_whole", whole)
     assert diary.released >= 1 + len(sent) and len(sent) == (after == 4)
     assert diary.released == 1 + (after > 0), "counted as soon as anything could be there to be sent"
     diary.answer(2, "x", client)
@@ -170,7 +167,7 @@ def test_two_processes_of_a_node_answer_one_after_the_other(tmp_path: Path) -> N
 
 
 def test_who_waits_in_vain_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "PATIENCE", 0.1)
+    monkeypatch.setattr("gradveil.client.diary.PATIENCE", 0.1)
 
     def asks_itself(state: State | None) -> ClientResult:
         of(tmp_path).answer(0, "x", Client())
@@ -189,7 +186,7 @@ def test_a_folder_that_cannot_be_written_to_is_refused(tmp_path: Path) -> None:
 
 def test_a_file_in_the_place_of_the_folder_is_refused(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    with pytest.raises(UsageError, match="cannot keep a diary in .*file'"):
+    with pytest.raises(UsageError, match=r"cannot keep a diary in .*file"):
         of(tmp_path / "file").answer(0, "x", Client())
 
 

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import copy
+
 import pytest
 
 from gradveil.client import run_client, unmet_need
 from gradveil.defenses import build_defense
 from gradveil.errors import UsageError
+from gradveil.learning import Learner
 from gradveil.randomness import Seed
 from gradveil.testing.defenses import needs_are_real
-from gradveil.testing.defenses_scene import EXAMPLES, Scene
+from gradveil.testing.defenses_scene import EXAMPLES, Scene, TinyNet, steeper_loss
 
 FINISHED = "which a finished update does not have any more"
 
@@ -54,3 +57,16 @@ def test_a_client_without_public_inputs_is_refused_before_it_trains() -> None:
 def test_needs_are_real_also_at_other_settings(spelling: str) -> None:
     defense = build_defense(spelling)
     needs_are_real(defense, Scene.of(defense))
+
+
+def test_a_model_that_its_defense_did_not_adapt_sends_nothing() -> None:
+    """Such a client used to send the undefended gradient, bit for bit."""
+    defense, other = build_defense("clipping + precode(latent=4)"), build_defense("precode(latent=8)")
+    bare, scene = Learner.of(TinyNet(), steeper_loss), Scene.of(defense)
+    for learner in (bare, Scene.of(other).learner, bare.replace(model=defense.adapt_model(TinyNet()).model)):
+        with pytest.raises(UsageError, match=r"precode.* protects only models of its own making; train `gradveil.client.adapt"):
+            run_client(learner, scene.batch, defense, Seed(0))
+    run_client(scene.learner, scene.batch, defense, Seed(0))
+    # A copy is still one of its own, and a defense that adapts nothing takes any model.
+    run_client(scene.learner.replace(model=copy.deepcopy(scene.learner.model)), scene.batch, defense, Seed(0))
+    run_client(bare, scene.batch, build_defense("clipping"), Seed(0))

@@ -18,7 +18,7 @@ from gradveil.attacks.engine.loop import optimise
 from gradveil.attacks.feature_inversion import feature_layer
 from gradveil.attacks.linear_layer import features_at, layer_inputs
 from gradveil.client.update import run_client
-from gradveil.defenses import build_defense
+from gradveil.defenses import adapt, build_defense
 from gradveil.defenses.none import NoDefense
 from gradveil.defenses.precode import EPSILON, FITTED, KNOWN, PRECODE, READ, log_softplus
 from gradveil.errors import UsageError
@@ -40,7 +40,7 @@ def observe(examples: int, settings: TrainingSettings | None = None) -> tuple[Ob
     settings = settings or TrainingSettings()
     with torch.random.fork_rng(devices=[]):  # else the network, and what a few steps of fitting reach, is another every time
         torch.manual_seed(3)
-        adapted = DEFENSE.adapt_model(lenet((1, 8, 8), 3))
+        adapted = adapt(DEFENSE, lenet((1, 8, 8), 3))
     assert adapted.adapt_loss is not None
     noise = {name: torch.zeros((settings.steps(examples), examples, *shape)) for name, shape in adapted.noise_shapes.items()}
     learner = Learner.of(adapted.model, adapted.adapt_loss(cross_entropy), settings).replace(noise=noise)
