@@ -236,7 +236,7 @@ class _Client:
         key = ("seconds of a release", self.attack.stance)
         if key not in self.context.memory:
             few = self._batches(labels, 1)
-            inputs, targets = few.inputs[:1].to(self.reference), few.targets[:1].to(self.reference.device)
+            inputs, targets = few.inputs.to(self.reference), few.targets.to(self.reference.device)
             self.context.memory[key] = seconds_of(lambda place: self._some(inputs, targets, place))
         found: float = self.context.memory[key]
         return found
@@ -244,8 +244,8 @@ class _Client:
     def _send(self, inputs: Tensor, targets: Tensor) -> Tensor:
         """Return (R, D) releases as rows, a few at a time, since each is as large as the network."""
         few = 1 if self._random else max(1, MOST_ENTRIES // max(1, self.seen.learner.parameters * len(self.seen.learners)))
-        starts = range(0, len(inputs), few)
-        return torch.cat([self._some(inputs[i : i + few], targets[i : i + few], i) for i in starts])
+        pieces = zip(inputs.split(few), targets.split(few), strict=True)
+        return torch.cat([self._some(x, y, few * place) for place, (x, y) in enumerate(pieces)])
 
     def _some(self, inputs: Tensor, targets: Tensor, draw: int) -> Tensor:
         if self.attack.stance == SIMULATED:
