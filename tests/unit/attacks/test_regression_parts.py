@@ -379,7 +379,7 @@ def test_batches_are_drawn_from_the_records_of_their_fold_their_own_label_first(
         mine, rows = order[place % 4 :: 4].tolist(), list[int]()
         for label in labels.tolist():
             own = sum(row % CLASSES == label for row in mine)
-            allowed = sorted(mine, key=lambda row: row % CLASSES != label)[: max(own, pool, 6)]  # noqa: B023
+            allowed = sorted(mine, key=lambda row: row % CLASSES != label)[: max(own, pool, 6)]
             free = [row for row in allowed if row not in rows]
             rows.append(free[int(generator.integers(len(free)))])
         assert [row_of(records, picture) for picture in batch] == rows
