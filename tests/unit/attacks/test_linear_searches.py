@@ -1,0 +1,375 @@
+"""Who searches or reads with a linear prior: what is handed to the search, and what every candidate is told of its own row."""
+
+from __future__ import annotations
+
+import math
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from gradveil.attacks import linear_map, wiener
+from gradveil.attacks.adaptive import DRAWS, REFRESH_EVERY
+from gradveil.attacks.base import AttackContext, Cost
+from gradveil.attacks.engine.execution import Execution
+from gradveil.attacks.engine.loop import Outcome
+from gradveil.attacks.engine.optimisers import LBFGS
+from gradveil.attacks.linear_evidence import entries, evidence_of, held_batches
+from gradveil.attacks.linear_map import LinearMap
+from gradveil.attacks.linear_model import LinearModel, Read
+from gradveil.attacks.linear_noise import Release
+from gradveil.attacks.wiener import STRENGTHS, Wiener
+from gradveil.errors import UsageError
+from gradveil.records import Knowledge, ThreatModel
+from tests.unit.attacks.scenes import make_context
+from tests.unit.attacks.test_linear_parts import drawn, prior_of, two_rounds
+
+KNOWING = ThreatModel(rounds=2, knows=ThreatModel().knows | {Knowledge.LABELS})
+OWN = torch.tensor([0, 1])
+
+
+@pytest.mark.parametrize("kind", [Wiener, LinearMap])
+def test_the_least_of_every_setting_is_taken_and_less_is_refused(kind: Any) -> None:
+    last = "iterations" if kind is Wiener else "steps"
+    for name, least in (("rank", 1), (last, 1), ("errors", 2), ("rehearsals", 3)):
+        assert getattr(kind(**{name: least}), name) == least
+        with pytest.raises(UsageError, match=f"{kind.card.name}: {name} is {least - 1}; it must be .*{least}"):
+            kind(**{name: least - 1})
+    with pytest.raises(UsageError, match=f"{kind.card.name}: by_class is 3"):
+        kind(by_class=3)
+
+
+@pytest.mark.parametrize(("stance", "runs"), [("plain", 0), ("averaged", DRAWS + 1), ("straight_through", 2), ("robust", 1)])
+def test_a_search_costs_its_steps_and_what_it_renews(stance: str, runs: int) -> None:
+    assert LinearMap(steps=7, stance=stance).cost() == Cost(7, 1, runs / REFRESH_EVERY)
+    assert Wiener(iterations=3).cost() == Cost(3)
+
+
+@pytest.mark.parametrize("kind", [Wiener, LinearMap])
+def test_a_prior_is_asked_for_as_the_settings_say(kind: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[Any] = []
+    module = wiener if kind is Wiener else linear_map
+    monkeypatch.setattr(module, "prior_for", lambda *given, **named: asked.append((given, named)))
+    monkeypatch.setattr(module, "label_hypotheses", lambda *given: [given] * 3)
+    seen, context = two_rounds(), make_context()
+    assert kind(rank=9, by_class=False).lacks(seen, context) is None
+    assert asked == [((seen, context, 9), {"by_class": False, "name": kind.card.name})]
+    assert kind(stance="learned").hypotheses(seen, context) == 3
+
+
+def candidates(monkeypatch: pytest.MonkeyPatch, stance: str, **changes: Any) -> tuple[Any, ...]:
+    """Run the search on two updates, the second of which has two plausible labels, with an end that is made up."""
+    prior, noted = prior_of(held=12), SimpleNamespace(asked=[], renewed=[], chosen=[])
+    seen = [two_rounds().replace(threat=KNOWING, labels=OWN), two_rounds().replace(threat=KNOWING)]
+    labels = {id(seen[0]): [OWN], id(seen[1]): [torch.tensor([3, 1]), torch.tensor([2, 2])]}
+    monkeypatch.setattr(linear_map, "prior_for", lambda *_, **__: prior)
+    monkeypatch.setattr(linear_map, "label_hypotheses", lambda one, own, _: labels[id(one)] if own == stance else [])
+    inner, renew = linear_map.choose_execution, linear_map._renew
+
+    def choose(*given: Any) -> Execution:
+        noted.chosen.append(given)
+        return inner(*given)
+
+    def renewing(*given: Any) -> Any:
+        noted.renewed.append(given[-1])
+        return renew(*given)
+
+    def optimise(problem: Any, optimiser: Any, steps: int, execution: Any, *, progress: Any) -> Outcome:
+        noted.asked.append((problem, optimiser, steps, execution, progress))
+        rows = torch.arange(3.0).double()
+        moved = {n: v + 0.1 * (1 + rows.reshape(3, *[1] * (v.ndim - 1))) for n, v in problem.leaves.items()}
+        return Outcome(moved, rows, rows, rows, ["finished", "stopped early", "not finite"], torch.tensor([5, 6, 7]))
+
+    for name, value in (("optimise", optimise), ("choose_execution", choose), ("_renew", renewing)):
+        monkeypatch.setattr(linear_map, name, value)
+    context = make_context(50, progress=print)
+    attack = LinearMap(rank=3, steps=40, errors=4, rehearsals=3, stance=stance, **changes)
+    return attack.run(seen, context), prior, seen, context, noted
+
+
+def by_hand(prior: Any, evidence: Any, constants: Any, row: int, leaves: Any) -> float:
+    """Return the misfit of one candidate without a release: half the squared residuals by weight."""
+    inputs = prior.decode(leaves["coordinates"][row], constants["mean"][row])
+    found = evidence.residuals(evidence.simulate(inputs, constants["labels"][row]))
+    return float(sum((v.square() * constants[f"weight/{n}"][row]).sum() for n, v in found.items())) / 2
+
+
+@pytest.mark.parametrize("stance", ["plain", "informed"])
+def test_every_candidate_is_told_of_its_own_row(stance: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    found, prior, seen, context, noted = candidates(monkeypatch, stance)
+    ((problem, optimiser, steps, execution, progress),) = noted.asked
+    assert optimiser == LBFGS() and steps == 40 and progress is print and execution.mode == "batched"
+    device, parameters = torch.device("cpu"), seen[0].learner.parameters
+    assert noted.chosen == [("batched", device, parameters, 3, 2, 40)] and noted.renewed == [39]
+    assert problem.refresh is None and problem.tracks is None
+    assert [each.status for each in found] == ["finished", "stopped early", "not finite"]
+    assert [each.steps for each in found] == [5, 6, 7] and {each.stance for each in found} == {stance}
+    assert [(each.target, each.hypothesis) for each in found] == [(0, 0), (1, 0), (1, 1)]
+    assert [each.oracle_labels for each in found] == [True, False, False]
+    ends = {n: v + 0.1 * (1 + torch.arange(3.0).double().reshape(3, *[1] * (v.ndim - 1))) for n, v in problem.leaves.items()}
+    for row, each in enumerate(found):
+        evidence = evidence_of(seen[each.target], stance, context)
+        assert each.recipe == "linear_map" and torch.equal(each.targets, problem.constants["labels"][row])
+        assert torch.allclose(each.inputs, prior.decode(ends["coordinates"][row], prior.mean_of(each.targets)))
+        own = {n.removeprefix("unknown/"): v[row] for n, v in ends.items() if n.startswith("unknown/")}
+        assert set(each.variables) == set(own) == ({"factor"} if stance == "informed" else set())
+        assert all(torch.equal(each.variables[n], v) for n, v in own.items())
+        if stance == "plain":
+            before, after = (by_hand(prior, evidence, problem.constants, row, leaves) for leaves in (problem.leaves, ends))
+            assert each.first_loss == pytest.approx(before) and each.best_loss == pytest.approx(after)
+            start = problem.leaves["coordinates"].clone().requires_grad_()
+            inputs = prior.decode(start[row], problem.constants["mean"][row])
+            left = evidence.residuals(evidence.simulate(inputs, each.targets))
+            misfit = torch.stack([(v.square() * problem.constants[f"weight/{n}"][row]).sum() / 2 for n, v in left.items()])
+            (slope,) = torch.autograd.grad(misfit.sum(), start)
+            assert each.gradient_norm == pytest.approx(float(slope.norm()))
+            whole = problem.loss({n: v[row] for n, v in ends.items()}, {n: v[row] for n, v in problem.constants.items()})
+            assert float(whole) == pytest.approx(after + float(ends["coordinates"][row].square().sum()) / 2)
+
+
+def test_weights_are_renewed_while_the_search_is_young_and_held_for_its_last_tenth(monkeypatch: pytest.MonkeyPatch) -> None:
+    found, prior, seen, context, noted = candidates(monkeypatch, "robust")
+    ((problem, *_),) = noted.asked
+    assert noted.renewed == [39] and len(found) == 3
+    noted.renewed.clear()
+    for step in range(40):
+        constants = problem.refresh(step, problem.leaves, problem.constants)
+        renewed = any(constants[name] is not value for name, value in problem.constants.items())
+        assert renewed == (step % REFRESH_EVERY == 0 and step <= 36)
+    assert noted.renewed == list(range(0, 37, REFRESH_EVERY))
+    last = REFRESH_EVERY * math.floor(36 / REFRESH_EVERY)
+    assert [problem.tracks(step) for step in range(40)] == [step >= last for step in range(40)]
+    short = linear_map._tracks(evidence_of(seen[0], "robust", context), context, 1)
+    assert short is not None and short(0)
+
+
+def test_a_candidate_starts_at_the_mean_and_equal_labels_a_little_apart() -> None:
+    prior, context, attack = prior_of(held=12), make_context(), LinearMap(errors=4, rehearsals=3, stance="informed")
+    seen = two_rounds()
+    leaves, constants = attack._row(seen, OWN, prior, context)
+    noise = torch.randn((2, 3), generator=context.seed.child("linear_map").generator("start"))
+    assert torch.equal(leaves["coordinates"], 0.01 * noise.double())
+    evidence = evidence_of(seen, "informed", context)
+    assert torch.equal(leaves["unknown/factor"], evidence.variables["factor"])
+    assert torch.equal(constants["mean"], prior.mean_of(OWN)) and constants["labels"] is OWN
+    for index, own in enumerate(evidence.seen):
+        assert own and all(torch.equal(constants[f"{index}|{name}"], value) for name, value in own.items())
+    alone, _ = attack._row(two_rounds(size=1), OWN[:1], prior, context)
+    assert alone["coordinates"].shape == (1, 3) and not alone["coordinates"].any()
+
+
+@pytest.mark.parametrize(("most", "count"), [(10**9, 5), (0, linear_map.FEWEST)])
+def test_errors_are_measured_on_held_out_batches_and_their_part_within_the_directions(
+    most: int, count: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    prior, context = prior_of(held=24), make_context()
+    evidence = evidence_of(two_rounds(), "informed", context)
+    asked: list[Any] = []
+    inner = linear_map.values
+
+    def values(function: Any, inputs: Tensor, at_once: int) -> Any:
+        asked.append((inputs, at_once))
+        return inner(function, inputs, at_once)
+
+    for name, value in (("MOST_ENTRIES", most), ("values", values), ("at_once", lambda evidence, mean: 2 + len(mean))):
+        monkeypatch.setattr(linear_map, name, value)
+    attack = LinearMap(errors=5, stance="informed")
+    pairs = attack._pairs(evidence, OWN, prior, context)
+    batches = held_batches(prior, 2, 0, count)
+    assert torch.equal(asked[0][0], batches) and asked[0][1] == 2
+    mean = prior.mean_of(OWN)
+    for place, batch in enumerate(batches):
+        drawn_of = prior.decode(prior.encode(batch, mean), mean)
+        for side, inputs in zip(pairs[place // 2], (batch, drawn_of), strict=True):
+            expected = evidence.simulate(inputs, OWN)
+            assert side.keys() == expected.keys()
+            assert all(torch.allclose(side[n][place % 2], v) for n, v in expected.items())
+    again = attack._pairs(evidence, OWN, prior, context)
+    assert (again is pairs) == bool(most)
+    attack._pairs(evidence, OWN.flip(0), prior, context)
+    assert attack._pairs(evidence, OWN, prior, context) is not pairs, "of the last labels alone"
+    monkeypatch.setattr(linear_map, "MOST_ENTRIES", 10**9)
+    asked.clear()
+    LinearMap(errors=99)._pairs(evidence, OWN, prior, context)
+    assert len(asked[0][0]) == 24 - 6, "the others rehearse"
+
+
+def test_releases_are_learned_of_the_records_that_measure_no_errors(monkeypatch: pytest.MonkeyPatch) -> None:
+    prior, asked = prior_of(held=24), list[Any]()
+    context = make_context(simulate=lambda *_: ())
+    monkeypatch.setattr(linear_map, "learn_release", lambda *given: asked.append(given) or Release(noise=len(asked)))
+    attack, seen = LinearMap(rehearsals=5, stance="informed"), two_rounds()
+    evidence = evidence_of(seen, "informed", context)
+    for _ in range(2):
+        assert attack._release(evidence, OWN, prior, context).noise == 1
+        assert attack._release(evidence, OWN.flip(0), prior, context).noise == 2
+        assert LinearMap(rehearsals=4, stance="informed")._release(evidence, OWN, prior, context).noise == 3
+        assert LinearMap(rehearsals=5, stance="learned")._release(evidence, OWN, prior, context).noise == 4
+    observation, where, stance, inputs, labels = asked[0]
+    assert observation is seen and where is context and stance == "informed" and labels is OWN
+    assert torch.equal(inputs, held_batches(prior, 2, 18, 5))
+    robust = evidence_of(seen, "robust", context)
+    assert attack._release(robust, OWN, prior, context).noise == 0 and len(asked) == 4
+    assert linear_map._rehearsing(prior_of(held=3)) == 1
+
+
+def test_an_entry_weighs_as_little_as_everything_that_moves_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    evidence = evidence_of(two_rounds(), "informed", make_context())
+    names = list(evidence.simulate(drawn(2, 2, 8, 8), OWN))
+
+    def some(count: int, seed: int) -> Any:
+        rows = [evidence.simulate(drawn(2, 2, 8, 8, seed=seed + place), OWN) for place in range(count)]
+        return {n: torch.stack([row[n] for row in rows]) for n in names}
+
+    real, within = [some(3, 1), some(2, 5)], [some(3, 11), some(2, 15)]
+    real[1][names[0]][1] = float("nan")
+    gain, variance = ({n: drawn(*v.shape[1:], seed=s) + 0.5 for n, v in real[0].items()} for s in (7, 8))
+    found = LinearMap()._weights(evidence, Release(gain=gain, variance=variance), list(zip(real, within, strict=True)))
+    for name in names:
+        # Residuals are twice what was simulated less what was seen; the last record is not finite and left out.
+        drawn_of = torch.cat([each[name] for each in within])[:4]
+        factor = evidence.variables["factor"]
+        seen = torch.stack([evidence.seen[int(name[0])]["observed/" + name[2:]]]) - factor
+        inside = gain[name] * (2 * drawn_of - seen)
+        apart = gain[name] * 2 * (torch.cat([each[name] for each in real])[:4] - drawn_of)
+        spread = (apart.square().sum(0) + 4 * apart.square().mean()) / 8
+        least = 1e-10 * (inside - inside.mean(0)).square().mean() + (4 * 2.0**-52) ** 2 * inside.square().mean()
+        assert torch.allclose(found[name], 1 / (spread + variance[name] + least))
+    for each in real:
+        each[names[0]][:] = float("inf")
+    with pytest.raises(UsageError, match="not finite"):
+        LinearMap()._weights(evidence, Release(), list(zip(real, within, strict=True)))
+
+
+def test_reads_are_put_back_in_their_places_and_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    prior, done = prior_of(), list[int]()
+    seen = [two_rounds().replace(threat=KNOWING, labels=OWN), two_rounds().replace(threat=KNOWING)]
+    labels = {id(seen[0]): [torch.tensor([4, 1])], id(seen[1]): [torch.tensor([3, 1]), torch.tensor([0, 2])]}
+    monkeypatch.setattr(wiener, "prior_for", lambda *_, **__: prior)
+    monkeypatch.setattr(wiener, "label_hypotheses", lambda one, own, _: labels[id(one)] if own == "informed" else [])
+    order: list[list[int]] = []
+
+    def read(self: Any, observation: Any) -> Read:
+        order.append(self.labels.tolist())
+        assert self.attack.iterations == 2 and self.prior is prior
+        place = len(order) + (10 if observation is seen[0] else 20)
+        return Read(torch.full((2, 3), 0.1 * place).double(), place + 0.25, place + 0.5, place + 0.75)
+
+    monkeypatch.setattr(wiener._Reader, "read", read)
+    found = Wiener(iterations=3, stance="informed").run(seen, make_context(2, progress=done.append))
+    assert order == [[0, 2], [3, 1], [4, 1]] and done == [2, 2, 2]
+    assert [(each.target, each.hypothesis) for each in found] == [(0, 0), (1, 0), (1, 1)]
+    for each, place, own in zip(found, (13, 22, 21), ([4, 1], [3, 1], [0, 2]), strict=True):
+        assert each.targets.tolist() == own and (each.recipe, each.stance, each.steps) == ("wiener", "informed", 1)
+        assert (each.first_loss, each.best_loss, each.gradient_norm) == (place + 0.25, place + 0.5, place + 0.75)
+        expected = prior.decode(torch.full((2, 3), 0.1 * place).double(), prior.mean_of(each.targets))
+        assert torch.allclose(each.inputs, expected)
+    assert [each.oracle_labels for each in found] == [True, False, False]
+
+
+def reader(context: AttackContext | None = None, **changes: Any) -> Any:
+    settings: dict[str, Any] = {"errors": 7, "rehearsals": 4, "stance": "informed"}
+    return wiener._Reader(Wiener(**(settings | changes)), prior_of(held=20), context or make_context(), OWN)
+
+
+def test_records_that_measure_errors_and_those_that_rehearse_are_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen, many = two_rounds(), 10**9
+    size = entries(seen)
+    own = reader()
+    for most, errors, count in ((many, 7, 7), (many, 30, 15), (8 * size * 3, 7, 3), (1, 7, 2)):
+        monkeypatch.setattr(wiener, "MOST_NUMBERS", most)
+        one = reader(errors=errors)
+        model = one._model(seen)
+        assert torch.equal(model.inputs, held_batches(own.prior, 2, 0, count)) and model.labels is OWN
+        assert model.prior is one.prior and model.context is one.context
+        assert one._share(seen) == pytest.approx(min(1.0, most / ((2 * 3 + errors) * size)))
+    assert torch.equal(own._own(), held_batches(own.prior, 2, 15, 4))
+
+
+def test_a_release_and_a_plan_are_made_once_for_what_they_depend_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[Any] = []
+
+    def learn(*given: Any, share: float) -> Release:
+        asked.append((*given, share))
+        return Release(noise=len(asked))
+
+    monkeypatch.setattr(wiener, "learn_release", learn)
+    monkeypatch.setattr(wiener._Reader, "_planned", lambda self, seen: asked.append(self.labels) or ((len(asked), 1.0),))
+    seen, context = two_rounds(), make_context()
+    one = reader(context)
+    other = wiener._Reader(one.attack, one.prior, context, OWN.flip(0))
+    less = wiener._Reader(Wiener(errors=8, rehearsals=4), one.prior, context, OWN)
+    for _ in range(2):
+        assert [each._release(seen).noise for each in (one, other, less)] == [1, 2, 3]
+    observation, where, stance, inputs, labels, share = asked[0]
+    assert observation is seen and where is context and stance == "informed" and labels is OWN
+    assert torch.equal(inputs, one._own()) and share == one._share(seen)
+    for _ in range(2):
+        assert [each._plan(seen) for each in (one, other, less)] == [((4, 1.0),), ((4, 1.0),), ((5, 1.0),)]
+    assert asked[3].tolist() == [0, 0], "so that it does not hang on who else is attacked"
+    soft = wiener._Reader(Wiener(errors=9), one.prior, context, torch.tensor([[0.2, 0.8], [1, 0]]))
+    soft._plan(seen)
+    assert asked[-1] is soft.labels
+
+
+def test_an_update_is_read_step_by_step_as_planned(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[Any] = []
+
+    def posterior(self: Any, evidence: Any, release: Any, point: Tensor, near: float) -> Any:
+        def mean(strength: float) -> Read:
+            asked.append((evidence.share, release.noise, point.clone(), near, strength))
+            return Read(point + strength, 10 * len(asked), 20 * len(asked), 30 * len(asked))
+
+        return SimpleNamespace(mean=mean)
+
+    monkeypatch.setattr(LinearModel, "posterior", posterior)
+    own = reader()
+    for name, value in (("_plan", ((3.0, 1.0), (5.0, 0.25))), ("_release", Release(noise=0.5)), ("_share", 0.75)):
+        monkeypatch.setattr(wiener._Reader, name, lambda self, seen, value=value: value)
+    found = own.read(two_rounds())
+    assert torch.equal(found.point, torch.full((2, 3), 8.0).double())
+    assert (found.first_loss, found.loss, found.slope) == (10, 40, 30), "where it began, and where it ended"
+    assert [(each[0], each[1], each[3], each[4]) for each in asked] == [(0.75, 0.5, 1.0, 3.0), (0.75, 0.5, 0.25, 5.0)]
+    assert not asked[0][2].any() and bool((asked[1][2] == 3).all())
+
+
+def test_the_strength_is_the_one_that_rehearsals_ask_for_step_by_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every answer is off by how far the strength is from the best of its step, in the same direction for each rehearsal."""
+    own, seen = reader(iterations=2, errors=3), two_rounds()
+    inputs, mean = own._own(), own.prior.mean_of(OWN)
+    truths = own.prior.encode(inputs, mean)
+    best, asked = [STRENGTHS[5], STRENGTHS[2]], list[Any]()
+    monkeypatch.setattr(wiener._Reader, "_release", lambda self, one: Release())
+
+    def posterior(self: Any, evidence: Any, release: Any, point: Tensor, near: float) -> Any:
+        place, step = len(asked) % 4, len(asked) // 4
+        asked.append((evidence, point, near))
+
+        def mean(strength: float) -> Read:
+            off = 0.02 * math.log(strength / best[step]) + (0.4 if step == 0 else 0.0)
+            return Read(truths[place] + (abs(off) if step else off if strength >= best[0] else 9.0), 0, 0, 0)
+
+        return SimpleNamespace(mean=mean)
+
+    monkeypatch.setattr(LinearModel, "posterior", posterior)
+    plan = own._planned(seen)
+    assert [strength for strength, _ in plan] == best
+    # After the first step an answer is four tenths off in every coordinate.
+    assert plan[0][1] == 1.0 and plan[1][1] == pytest.approx(0.4)
+    assert len(asked) == 8 and [each[2] for each in asked] == [1.0] * 4 + [pytest.approx(0.4)] * 4
+    for place in range(4):
+        assert not asked[place][1].any() and torch.allclose(asked[4 + place][1], truths[place] + 0.4)
+        sent = own.context.memory, asked[place][0].observation
+        expected = [one.update(inputs[place], OWN) for one in seen.learners]
+        for update, raw in zip(sent[1].updates, expected, strict=True):
+            assert all(torch.allclose(update.weights[n], v) for n, v in raw.items())
+
+
+def test_an_estimate_is_wrong_by_its_squared_error_inside_the_box() -> None:
+    own = reader()
+    points, truth, mean = 5 * (drawn(3, 2, 3) - 0.5), drawn(2, 2, 8, 8, seed=4), own.prior.mean_of(OWN)
+    found = own._wrong(points, truth, mean)
+    for point, wrong in zip(points, found.tolist(), strict=True):
+        assert wrong == pytest.approx(float((own.prior.decode(point, mean).clamp(0, 1) - truth).square().mean()))
