@@ -42,6 +42,9 @@ class Scaled(OpenAdversary):
     def on_update(self, update: Named, learner: Learner, variables: Named) -> Named:
         return {n: v * variables["factor"] for n, v in update.items()}
 
+    def penalty(self, variables: Named) -> Tensor:
+        return 7 * variables["factor"].square()
+
     def compare(self, evidence: Named, simulated: Named, variables: Named) -> Comparison:
         seen = prefixed(evidence, OBSERVED)
         return Comparison({n: 2 * v for n, v in simulated.items()}, {n: v - variables["factor"] for n, v in seen.items()})

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -11,7 +12,7 @@ import torch
 from torch import Tensor
 
 from gradveil.attacks import linear_map, wiener
-from gradveil.attacks.adaptive import DRAWS, REFRESH_EVERY
+from gradveil.attacks.adaptive import DRAWS, REFRESH_EVERY, STANCES
 from gradveil.attacks.base import AttackContext, Cost
 from gradveil.attacks.engine.execution import Execution
 from gradveil.attacks.engine.loop import Outcome
@@ -57,16 +58,29 @@ def test_a_prior_is_asked_for_as_the_settings_say(kind: Any, monkeypatch: pytest
     assert kind(rank=9, by_class=False).lacks(seen, context) is None
     assert asked == [((seen, context, 9), {"by_class": False, "name": kind.card.name})]
     assert kind(stance="learned").hypotheses(seen, context) == 3
+    asked.clear()
+    monkeypatch.setattr(module, "prior_for", lambda *given, **named: asked.append((given, named)) or prior_of())
+    monkeypatch.setattr(module, "label_hypotheses", lambda *given: [])
+    if kind is Wiener:
+        assert kind(rank=9, by_class=False).run([seen], context) == []
+        assert asked == [((seen, context, 9), {"by_class": False, "name": "wiener"})]
+    assert kind().stances == (STANCES if kind is LinearMap else ("plain", "informed", "zero_mask", "magnitudes", "learned"))
 
 
 def candidates(monkeypatch: pytest.MonkeyPatch, stance: str, **changes: Any) -> tuple[Any, ...]:
     """Run the search on two updates, the second of which has two plausible labels, with an end that is made up."""
-    prior, noted = prior_of(held=12), SimpleNamespace(asked=[], renewed=[], chosen=[])
-    seen = [two_rounds().replace(threat=KNOWING, labels=OWN), two_rounds().replace(threat=KNOWING)]
+    prior, noted = prior_of(held=12), SimpleNamespace(asked=[], renewed=[], chosen=[], priors=[])
+    seen = [two_rounds().replace(threat=KNOWING, labels=OWN), two_rounds().replace(labels=OWN)]
+    moved = tuple(each.replace(weights={n: 1.5 * v + 0.1 for n, v in each.weights.items()}) for each in seen[0].updates)
+    seen[1] = seen[1].replace(updates=moved)
     labels = {id(seen[0]): [OWN], id(seen[1]): [torch.tensor([3, 1]), torch.tensor([2, 2])]}
-    monkeypatch.setattr(linear_map, "prior_for", lambda *_, **__: prior)
+    monkeypatch.setattr(linear_map, "prior_for", lambda *given, **named: noted.priors.append((*given[2:], named)) or prior)
     monkeypatch.setattr(linear_map, "label_hypotheses", lambda one, own, _: labels[id(one)] if own == stance else [])
-    inner, renew = linear_map.choose_execution, linear_map._renew
+    inner, renew = linear_map.choose_execution, linear_map.renewed
+    like = evidence_of(seen[0], stance, make_context()).simulate(prior.mean_of(OWN), OWN)
+    # Of the labels (3, 1) half of everything arrives, and more; of all others it arrives as it is.
+    half = Release(gain={n: torch.full_like(v, 0.5) for n, v in like.items()}, shift={n: 0.1 * v for n, v in like.items()})
+    monkeypatch.setattr(linear_map, "learn_release", lambda *given: half if given[-1].tolist() == [3, 1] else Release())
 
     def choose(*given: Any) -> Execution:
         noted.chosen.append(given)
@@ -82,27 +96,36 @@ def candidates(monkeypatch: pytest.MonkeyPatch, stance: str, **changes: Any) -> 
         moved = {n: v + 0.1 * (1 + rows.reshape(3, *[1] * (v.ndim - 1))) for n, v in problem.leaves.items()}
         return Outcome(moved, rows, rows, rows, ["finished", "stopped early", "not finite"], torch.tensor([5, 6, 7]))
 
-    for name, value in (("optimise", optimise), ("choose_execution", choose), ("_renew", renewing)):
+    for name, value in (("optimise", optimise), ("choose_execution", choose), ("renewed", renewing)):
         monkeypatch.setattr(linear_map, name, value)
-    context = make_context(50, progress=print)
-    attack = LinearMap(rank=3, steps=40, errors=4, rehearsals=3, stance=stance, **changes)
+    context = make_context(60, progress=print)
+    attack = LinearMap(rank=3, steps=55, by_class=False, errors=4, rehearsals=3, stance=stance, **changes)
     return attack.run(seen, context), prior, seen, context, noted
 
 
-def by_hand(prior: Any, evidence: Any, constants: Any, row: int, leaves: Any) -> float:
-    """Return the misfit of one candidate without a release: half the squared residuals by weight."""
-    inputs = prior.decode(leaves["coordinates"][row], constants["mean"][row])
-    found = evidence.residuals(evidence.simulate(inputs, constants["labels"][row]))
-    return float(sum((v.square() * constants[f"weight/{n}"][row]).sum() for n, v in found.items())) / 2
+def by_hand(prior: Any, evidence: Any, constants: Any, row: int, coordinates: Tensor) -> Tensor:
+    """Return the misfit of one candidate, half the squared residuals by weight."""
+    inputs = prior.decode(coordinates, constants["mean"][row])
+    pair, total = evidence.compare(evidence.simulate(inputs, constants["labels"][row])), torch.zeros(()).double()
+    for name, value in pair.simulated.items():
+        gain, shift = constants[f"gain/{name}"][row], constants[f"shift/{name}"][row]
+        apart = value - pair.observed[name] + (gain - 1) * value + shift
+        total = total + (apart.square() * constants[f"weight/{name}"][row]).sum() / 2
+    return total
 
 
 @pytest.mark.parametrize("stance", ["plain", "informed"])
 def test_every_candidate_is_told_of_its_own_row(stance: str, monkeypatch: pytest.MonkeyPatch) -> None:
     found, prior, seen, context, noted = candidates(monkeypatch, stance)
     ((problem, optimiser, steps, execution, progress),) = noted.asked
-    assert optimiser == LBFGS() and steps == 40 and progress is print and execution.mode == "batched"
+    assert optimiser == LBFGS() and steps == 55 and progress is print and execution.mode == "batched"
     device, parameters = torch.device("cpu"), seen[0].learner.parameters
-    assert noted.chosen == [("batched", device, parameters, 3, 2, 40)] and noted.renewed == [39]
+    assert noted.chosen == [("batched", device, parameters, 3, 2, 55)] and not noted.renewed
+    assert noted.priors == [(3, {"by_class": False, "name": "linear_map"})]
+    for name, value in problem.constants.items():
+        if name.startswith(("gain/", "shift/")):
+            assert bool((value[[0, 2]] == (1 if name.startswith("gain") else 0)).all()), "everything arrives"
+            assert name.startswith("shift") or bool((value[1] == 0.5).all())
     assert problem.refresh is None and problem.tracks is None
     assert [each.status for each in found] == ["finished", "stopped early", "not finite"]
     assert [each.steps for each in found] == [5, 6, 7] and {each.stance for each in found} == {stance}
@@ -116,31 +139,31 @@ def test_every_candidate_is_told_of_its_own_row(stance: str, monkeypatch: pytest
         own = {n.removeprefix("unknown/"): v[row] for n, v in ends.items() if n.startswith("unknown/")}
         assert set(each.variables) == set(own) == ({"factor"} if stance == "informed" else set())
         assert all(torch.equal(each.variables[n], v) for n, v in own.items())
-        if stance == "plain":
-            before, after = (by_hand(prior, evidence, problem.constants, row, leaves) for leaves in (problem.leaves, ends))
-            assert each.first_loss == pytest.approx(before) and each.best_loss == pytest.approx(after)
-            start = problem.leaves["coordinates"].clone().requires_grad_()
-            inputs = prior.decode(start[row], problem.constants["mean"][row])
-            left = evidence.residuals(evidence.simulate(inputs, each.targets))
-            misfit = torch.stack([(v.square() * problem.constants[f"weight/{n}"][row]).sum() / 2 for n, v in left.items()])
-            (slope,) = torch.autograd.grad(misfit.sum(), start)
-            assert each.gradient_norm == pytest.approx(float(slope.norm()))
-            whole = problem.loss({n: v[row] for n, v in ends.items()}, {n: v[row] for n, v in problem.constants.items()})
-            assert float(whole) == pytest.approx(after + float(ends["coordinates"][row].square().sum()) / 2)
+        begun = torch.zeros(2, 3).double() + problem.leaves["coordinates"][row]
+        start = begun.requires_grad_()
+        misfit = by_hand(prior, evidence, problem.constants, row, start)
+        (slope,) = torch.autograd.grad(misfit, start)
+        assert each.first_loss == pytest.approx(float(misfit.detach())) and each.gradient_norm == pytest.approx(float(slope.norm()))
+        end = replace(evidence, variables=own)
+        after = float(by_hand(prior, end, problem.constants, row, ends["coordinates"][row]))
+        assert each.best_loss == pytest.approx(after)
+        whole = problem.loss({n: v[row] for n, v in ends.items()}, {n: v[row] for n, v in problem.constants.items()})
+        penalty = 7 * float(own["factor"]) ** 2 if own else 0.0
+        assert float(whole) == pytest.approx(after + float(ends["coordinates"][row].square().sum()) / 2 + penalty)
 
 
 def test_weights_are_renewed_while_the_search_is_young_and_held_for_its_last_tenth(monkeypatch: pytest.MonkeyPatch) -> None:
-    found, prior, seen, context, noted = candidates(monkeypatch, "robust")
+    found, _, seen, context, noted = candidates(monkeypatch, "robust")
     ((problem, *_),) = noted.asked
-    assert noted.renewed == [39] and len(found) == 3
+    assert noted.renewed == [54] and len(found) == 3
     noted.renewed.clear()
-    for step in range(40):
+    for step in range(55):
         constants = problem.refresh(step, problem.leaves, problem.constants)
         renewed = any(constants[name] is not value for name, value in problem.constants.items())
-        assert renewed == (step % REFRESH_EVERY == 0 and step <= 36)
-    assert noted.renewed == list(range(0, 37, REFRESH_EVERY))
-    last = REFRESH_EVERY * math.floor(36 / REFRESH_EVERY)
-    assert [problem.tracks(step) for step in range(40)] == [step >= last for step in range(40)]
+        assert renewed == (step % REFRESH_EVERY == 0 and step <= 49)
+    assert noted.renewed == list(range(0, 50, REFRESH_EVERY))
+    last = REFRESH_EVERY * math.floor(49.5 / REFRESH_EVERY)
+    assert [problem.tracks(step) for step in range(55)] == [step >= last for step in range(55)]
     short = linear_map._tracks(evidence_of(seen[0], "robust", context), context, 1)
     assert short is not None and short(0)
 
@@ -342,6 +365,7 @@ def test_the_strength_is_the_one_that_rehearsals_ask_for_step_by_step(monkeypatc
     truths = own.prior.encode(inputs, mean)
     best, asked = [STRENGTHS[5], STRENGTHS[2]], list[Any]()
     monkeypatch.setattr(wiener._Reader, "_release", lambda self, one: Release())
+    monkeypatch.setattr(wiener._Reader, "_share", lambda self, one: 0.75)
 
     def posterior(self: Any, evidence: Any, release: Any, point: Tensor, near: float) -> Any:
         place, step = len(asked) % 4, len(asked) // 4
@@ -360,7 +384,11 @@ def test_the_strength_is_the_one_that_rehearsals_ask_for_step_by_step(monkeypatc
     assert plan[0][1] == 1.0 and plan[1][1] == pytest.approx(0.4)
     assert len(asked) == 8 and [each[2] for each in asked] == [1.0] * 4 + [pytest.approx(0.4)] * 4
     for place in range(4):
-        assert not asked[place][1].any() and torch.allclose(asked[4 + place][1], truths[place] + 0.4)
+        assert (
+            asked[place][0].share == 0.75
+            and not asked[place][1].any()
+            and torch.allclose(asked[4 + place][1], truths[place] + 0.4)
+        )
         sent = own.context.memory, asked[place][0].observation
         expected = [one.update(inputs[place], OWN) for one in seen.learners]
         for update, raw in zip(sent[1].updates, expected, strict=True):
