@@ -19,7 +19,7 @@ from gradveil.attacks.pca_prior import LinearPrior, fit_prior
 from gradveil.errors import UsageError
 from gradveil.tensors import Named
 from tests.unit.attacks.linear_scenes import prior_of, two_rounds
-from tests.unit.attacks.scenes import SHAPE, drawn, make_context
+from tests.unit.attacks.scenes import SHAPE, drawn, make_context, noting
 
 MLP = "mlp(hidden=2, activation='sigmoid')"
 
@@ -115,7 +115,7 @@ def test_records_that_blow_up_are_left_out_and_without_any_the_noise_is_all() ->
     for name, column in columns.items():
         assert not found.means[name].any() and torch.equal(found.rows[name], column)
         assert torch.allclose(found.alone[name], 0.5 + 1e-10 * column.square().sum(0).mean())
-    assert torch.allclose(found.matrix, sum((c / found.alone[n]) @ c.T for n, c in columns.items()))
+    assert torch.allclose(found.matrix, torch.stack([(c / found.alone[n]) @ c.T for n, c in columns.items()]).sum(0))
 
 
 def test_models_keep_what_others_can_use_and_no_more_than_they_may(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -128,7 +128,7 @@ def test_models_keep_what_others_can_use_and_no_more_than_they_may(monkeypatch: 
 
     def keep(label: int, rows: int, what: str = "slopes", at: Tensor = point) -> list[Any]:
         model = LinearModel(prior, torch.tensor([label, 0]), prior.held[:2][:, None], context)
-        return list(model._kept(what, evidence, at, lambda: iter([made.append(f"{what} {label}") or len(made)]), rows))
+        return list(model._kept(what, evidence, at, lambda: iter([noting(made, f"{what} {label}", len(made) + 1)]), rows))
 
     assert keep(0, 3) == keep(0, 3) == [1] and keep(1, 2) == [2]
     assert keep(0, 3) == [1], "as much as may be kept"

@@ -18,7 +18,7 @@ from gradveil.attacks.linear_noise import Release
 from gradveil.records import Comparison, Observation, Update
 from gradveil.tensors import Named
 from tests.unit.attacks.linear_scenes import Scaled, prior_of, two_rounds
-from tests.unit.attacks.scenes import SHAPE, drawn, make_batch, make_context
+from tests.unit.attacks.scenes import SHAPE, drawn, make_batch, make_context, noting
 
 MLP = "mlp(hidden=2, activation='sigmoid')"
 
@@ -164,7 +164,7 @@ def test_a_release_shifts_residuals_scales_slopes_and_names_its_errors() -> None
 def test_what_is_learned_of_a_release_is_asked_of_who_runs_the_client(monkeypatch: pytest.MonkeyPatch) -> None:
     observation, inputs, targets = two_rounds(), drawn(3, 2, *SHAPE), torch.tensor([1, 4])
     asked: list[Any] = []
-    monkeypatch.setattr(linear_noise, "release_of", lambda seen, *rest: asked.append((seen, *rest)) or "learned")
+    monkeypatch.setattr(linear_noise, "release_of", lambda seen, *rest: noting(asked, (seen, *rest), "learned"))
     able = make_context(simulate=lambda x, y, draw: tuple(one.update(x, y) for one in observation.learners))
     learn = linear_noise.learn_release
     for stance, context in (("plain", able), ("informed", make_context())):
@@ -198,8 +198,10 @@ def rehearsals_of(left: Named, right: Named) -> list[Evidence]:
             assert int(own) == row and targets.tolist() == [7]
             return row
 
-        side = lambda named, at: {n: v[at] for n, v in named.items()}  # noqa: E731
-        return SimpleNamespace(simulate=simulate, compare=lambda at: Comparison(side(left, at), side(right, at)))
+        def compare(at: int) -> Comparison:
+            return Comparison({n: v[at] for n, v in left.items()}, {n: v[at] for n, v in right.items()})
+
+        return SimpleNamespace(simulate=simulate, compare=compare)
 
     return [one(row) for row in range(len(next(iter(left.values()))))]
 

@@ -18,7 +18,7 @@ from gradveil.attacks.linear_noise import Release
 from gradveil.attacks.wiener import STRENGTHS, Wiener
 from gradveil.records import Knowledge, ThreatModel
 from tests.unit.attacks.linear_scenes import prior_of, two_rounds
-from tests.unit.attacks.scenes import drawn, make_context
+from tests.unit.attacks.scenes import drawn, make_context, noting
 
 KNOWING = ThreatModel(rounds=2, knows=ThreatModel().knows | {Knowledge.LABELS})
 OWN = torch.tensor([0, 1])
@@ -77,7 +77,7 @@ def test_a_release_and_a_plan_are_made_once_for_what_they_depend_on(monkeypatch:
         return Release(noise=len(asked))
 
     monkeypatch.setattr(wiener, "learn_release", learn)
-    monkeypatch.setattr(wiener._Reader, "_planned", lambda self, seen: asked.append(self.labels) or ((len(asked), 1.0),))
+    monkeypatch.setattr(wiener._Reader, "_planned", lambda self, seen: noting(asked, self.labels, ((len(asked) + 1, 1.0),)))
     seen, context = two_rounds(), make_context()
     one = reader(context)
     other = wiener._Reader(one.attack, one.prior, context, OWN.flip(0))

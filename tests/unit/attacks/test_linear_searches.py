@@ -11,12 +11,13 @@ import pytest
 import torch
 from torch import Tensor
 
-from gradveil.attacks import linear_map, wiener
+from gradveil.attacks import linear_evidence, linear_map, wiener
 from gradveil.attacks.adaptive import DRAWS, REFRESH_EVERY, STANCES
 from gradveil.attacks.base import Cost
-from gradveil.attacks.engine.execution import Execution
+from gradveil.attacks.engine.execution import Execution, choose_execution
 from gradveil.attacks.engine.loop import Outcome
 from gradveil.attacks.engine.optimisers import LBFGS
+from gradveil.attacks.generic.stances import renewed
 from gradveil.attacks.linear_evidence import evidence_of, held_batches
 from gradveil.attacks.linear_map import LinearMap
 from gradveil.attacks.linear_noise import Release
@@ -24,7 +25,7 @@ from gradveil.attacks.wiener import Wiener
 from gradveil.errors import UsageError
 from gradveil.records import Knowledge, ThreatModel
 from tests.unit.attacks.linear_scenes import prior_of, two_rounds
-from tests.unit.attacks.scenes import drawn, make_context
+from tests.unit.attacks.scenes import drawn, make_context, noting
 
 KNOWING = ThreatModel(rounds=2, knows=ThreatModel().knows | {Knowledge.LABELS})
 OWN = torch.tensor([0, 1])
@@ -58,7 +59,7 @@ def test_a_prior_is_asked_for_as_the_settings_say(kind: Any, monkeypatch: pytest
     assert asked == [((seen, context, 9), {"by_class": False, "name": kind.card.name})]
     assert kind(stance="learned").hypotheses(seen, context) == 3
     asked.clear()
-    monkeypatch.setattr(module, "prior_for", lambda *given, **named: asked.append((given, named)) or prior_of())
+    monkeypatch.setattr(module, "prior_for", lambda *given, **named: noting(asked, (given, named), prior_of()))
     monkeypatch.setattr(module, "label_hypotheses", lambda *given: [])
     if kind is Wiener:
         assert kind(rank=9, by_class=False).run([seen], context) == []
@@ -73,9 +74,9 @@ def candidates(monkeypatch: pytest.MonkeyPatch, stance: str, **changes: Any) -> 
     moved = tuple(each.replace(weights={n: 1.5 * v + 0.1 for n, v in each.weights.items()}) for each in seen[0].updates)
     seen[1] = seen[1].replace(updates=moved)
     labels = {id(seen[0]): [OWN], id(seen[1]): [torch.tensor([3, 1]), torch.tensor([2, 2])]}
-    monkeypatch.setattr(linear_map, "prior_for", lambda *given, **named: noted.priors.append((*given[2:], named)) or prior)
+    monkeypatch.setattr(linear_map, "prior_for", lambda *given, **named: noting(noted.priors, (*given[2:], named), prior))
     monkeypatch.setattr(linear_map, "label_hypotheses", lambda one, own, _: labels[id(one)] if own == stance else [])
-    inner, renew = linear_map.choose_execution, linear_map.renewed
+    inner, renew = choose_execution, renewed
     like = evidence_of(seen[0], stance, make_context()).simulate(prior.mean_of(OWN), OWN)
     # Of the labels (3, 1) half of everything arrives, and more; of all others it arrives as it is.
     half = Release(gain={n: torch.full_like(v, 0.5) for n, v in like.items()}, shift={n: 0.1 * v for n, v in like.items()})
@@ -191,7 +192,7 @@ def test_errors_are_measured_on_held_out_batches_and_their_part_within_the_direc
     prior, context = prior_of(held=24), make_context()
     evidence = evidence_of(two_rounds(), "informed", context)
     asked: list[Any] = []
-    inner = linear_map.values
+    inner = linear_evidence.values
 
     def values(function: Any, inputs: Tensor, at_once: int) -> Any:
         asked.append((inputs, at_once))
@@ -223,7 +224,7 @@ def test_errors_are_measured_on_held_out_batches_and_their_part_within_the_direc
 def test_releases_are_learned_of_the_records_that_measure_no_errors(monkeypatch: pytest.MonkeyPatch) -> None:
     prior, asked = prior_of(held=24), list[Any]()
     context = make_context(simulate=lambda *_: ())
-    monkeypatch.setattr(linear_map, "learn_release", lambda *given: asked.append(given) or Release(noise=len(asked)))
+    monkeypatch.setattr(linear_map, "learn_release", lambda *given: noting(asked, given, Release(noise=len(asked) + 1)))
     attack, seen = LinearMap(rehearsals=5, stance="informed"), two_rounds()
     evidence = evidence_of(seen, "informed", context)
     for _ in range(2):

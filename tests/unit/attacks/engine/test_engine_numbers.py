@@ -33,7 +33,7 @@ from gradveil.attacks.wiener import Wiener
 from gradveil.learning import Learner
 from gradveil.records import Observation
 from gradveil.tensors import Named
-from tests.unit.attacks.scenes import drawn, make_batch, make_context, make_learner, observe
+from tests.unit.attacks.scenes import drawn, make_batch, make_context, make_learner, noting, observe
 
 CPU = torch.device("cpu")
 
@@ -78,7 +78,7 @@ def test_a_wild_row_takes_no_curvature_from_a_tame_one() -> None:
 def test_only_what_is_asked_for_gets_a_derivative(wanted: tuple[int, ...]) -> None:
     given = [drawn(3), drawn(2, 2, seed=1), drawn(3, seed=2), drawn(2, 2, seed=3)]
     lean, plain = ([v.clone().requires_grad_(place in wanted) for place, v in enumerate(given)] for _ in range(2))
-    unit_distance(lean[:2], lean[2:], 1e-3).backward()  # type: ignore[no-untyped-call]
+    unit_distance(lean[:2], lean[2:], 1e-3).backward()
     left, right = ((sum(v.square().sum() for v in side) + 1e-3) ** -0.5 for side in (plain[:2], plain[2:]))
     distance = sum((s * left - o * right).square().sum() for s, o in zip(plain[:2], plain[2:], strict=True)) / 2
     distance.backward()  # type: ignore[union-attr]
@@ -148,7 +148,7 @@ def test_what_is_read_off_the_dummies_is_renewed_now_and_then_and_at_the_end(
 ) -> None:
     assert REFRESH_EVERY == 25
     asked, learner, drawn_at = handed(monkeypatch, matching), make_learner("mlp(hidden=2)"), list[int]()
-    context = make_context(50, simulate=lambda x, y, draw: drawn_at.append(draw) or (learner.update(x, y),))
+    context = make_context(50, simulate=lambda x, y, draw: noting(drawn_at, draw, (learner.update(x, y),)))
     run_recipe(Recipe(name="x", steps=steps, stance=stance), [observe(learner, make_batch())], context)
     ((problem, *_),) = asked
     changing = []

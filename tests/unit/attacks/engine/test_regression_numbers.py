@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 import pytest
 import torch
 from torch import Tensor
@@ -144,8 +146,8 @@ def test_a_run_takes_what_its_second_one_does(clock: float, worked: float, monke
         told.append(place)
         now[0], now[1] = now[0] + (1000, clock)[place], now[1] + (1000, worked)[place]
 
-    monkeypatch.setattr(affordable.time, "perf_counter", lambda: now[0])
-    monkeypatch.setattr(affordable.time, "process_time", lambda: now[1])
+    monkeypatch.setattr(time, "perf_counter", lambda: now[0])
+    monkeypatch.setattr(time, "process_time", lambda: now[1])
     assert affordable.seconds_of(run) == min(clock, worked) and told == [0, 1]
 
 
@@ -165,10 +167,10 @@ def scores_of(features: Tensor, labels: Tensor, *, kept: Tensor) -> Tensor:
         search.zero_grad()
         scores = (features[kept] - usual) @ weights
         value = torch.nn.functional.cross_entropy(scores, labels[kept], reduction="sum") + weights.square().sum() / 2
-        value.backward()  # type: ignore[no-untyped-call]
+        value.backward()
         return value
 
-    search.step(loss)  # type: ignore[arg-type]
+    search.step(loss)
     return ((features - usual) @ weights).detach()
 
 
@@ -198,9 +200,9 @@ def test_counts_are_fitted_to_all_and_their_spread_is_that_of_what_is_left_out()
     def fitted(x: Tensor, y: Tensor) -> Tensor:
         """Solve least squares with one more row for every coefficient, which draws it to zero."""
         rows = torch.cat([x.reshape(-1, 2), torch.ones(len(x) * 3, 1)], 1)
-        return torch.linalg.lstsq(torch.cat([rows, torch.eye(3)]), torch.cat([y.reshape(-1), torch.zeros(3)])[:, None]).solution[
-            :, 0
-        ]
+        target = torch.cat([y.reshape(-1), torch.zeros(3)])[:, None]
+        solved: Tensor = torch.linalg.lstsq(torch.cat([rows, torch.eye(3)]), target).solution[:, 0]
+        return solved
 
     assert torch.allclose(coefficients, fitted(features, counts))
     wrong = []

@@ -18,7 +18,7 @@ from gradveil.errors import MissingKnowledge
 from gradveil.randomness import Seed
 from gradveil.tensors import Named
 from tests.unit.attacks.listing.list_scenes import listed, rounds, running
-from tests.unit.attacks.scenes import SHAPE, drawn, make_context
+from tests.unit.attacks.scenes import SHAPE, drawn, make_context, noting
 
 MLP = "mlp(hidden=2, activation='sigmoid')"
 
@@ -55,7 +55,7 @@ def test_what_varies_from_draw_to_draw_is_seen_or_known(monkeypatch: pytest.Monk
         assert [draw for *_, draw in calls] == ([] if random or size > 1 else [0, 1])
         assert all(torch.equal(inputs[0], one.hypotheses.inputs[0]) for inputs, *_ in calls)
     asked: list[Any] = []
-    monkeypatch.setattr(client, "seconds_of", lambda run: asked.append(joined(run(5))) or 0.25)
+    monkeypatch.setattr(client, "seconds_of", lambda run: noting(asked, joined(run(5)), 0.25))
     one = ListClient(seen, listed(), running(seen, 0.1))
     assert one.seconds() == 0.25 and torch.equal(
         asked[0]["0|" + next(iter(seen.update.weights))], next(iter(one.observe(0, 5).update.weights.values()))
@@ -70,8 +70,8 @@ def test_every_candidate_is_compared_with_every_release_as_often_as_said(
     monkeypatch.setattr(generic, "TAUGHT", 4)
     monkeypatch.setattr(generic, "BLOCK", 2)
     seen, made, calls = rounds(size), listed(size=size), list[Any]()
-    monkeypatch.setattr(generic, "releases_of_own", lambda count, parameters: 5 if (count, parameters) == wanted else 0)
     wanted = (6, 2 * seen.learner.parameters)
+    monkeypatch.setattr(generic, "releases_of_own", lambda count, parameters: 5 if (count, parameters) == wanted else 0)
     context = running(seen, noise, calls)
     observations = [context.observe(*made.batch(i, 90 + i), 90 + i) for i in (1, 4, 2)]  # type: ignore[misc]
     calls.clear()
@@ -146,7 +146,8 @@ def test_candidates_and_releases_stand_in_coordinates_that_keep_their_angles() -
 
     def row(updates: list[Named]) -> Tensor:
         flat = torch.cat([v.flatten() for one in updates for v in one.values()])
-        return flat / flat.norm()
+        found_of: Tensor = flat / flat.norm()
+        return found_of
 
     alone = [single_updates(seen[0].learners, x, y) for x, y in zip(made.inputs, made.labels, strict=True)]
     columns = torch.stack([row(each) for each in alone])
@@ -229,7 +230,7 @@ def test_what_is_fitted_together_is_one_more_feature_of_who_is_on_which_list() -
     around = torch.tensor([[True, True, True, True], [True] * 4, [False, True, True, True], [True] * 4])
     asked: list[Any] = []
     object.__setattr__(made, "joint", cast("Any", Fitting()))
-    Fitting.shares = lambda self, releases, shown: asked.append((releases, shown)) or shown.double()  # type: ignore[method-assign]
+    Fitting.shares = lambda self, releases, shown: noting(asked, (releases, shown), shown.double())  # type: ignore[method-assign]
     made.ranking(hidden, around)
     # Of the candidates around the truth those are left that did not fill its update, and the truth itself.
     expected = torch.tensor([[False, True, True, False], [True, True, True, False], [True, True, True, True]])
