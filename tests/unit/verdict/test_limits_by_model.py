@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
 
-from gradveil.errors import LeakAboveLimit, Unreliable
+from gradveil.errors import LeakAboveLimit, Unreliable, UsageError
 from gradveil.metrics import share_of
 from gradveil.study.exposures import Exposure, PublicRecords, RecordExposure
 from gradveil.study.levels import Level, Levels, Reach
@@ -17,9 +18,9 @@ from gradveil.study.measures import Estimate, Spread, Summary
 from gradveil.study.results import CellResult, Defense
 from gradveil.study.risks import NO_BAND, RiskRecord
 from gradveil.verdict import numbers, words
-from gradveil.verdict.candidates import Candidate
+from gradveil.verdict.candidates import Candidate, Requirements
 from gradveil.verdict.levels import level_of
-from gradveil.verdict.limits import Outcome, compare_assessments, compare_risk, enforce
+from gradveil.verdict.limits import Outcome, compare, compare_assessments, compare_risk, enforce
 
 
 def spaced(text: str) -> str:
@@ -44,15 +45,17 @@ def test_decibels_are_judged_by_the_worst_record_of_every_defense_and_model() ->
         exposed("m", "b", 6.0),
         exposed("n", "a", 4.0, None),
         exposed("n", "b", 25.0, reason="No law."),
+        exposed("o", "a", 1.0),
     ]
     found = compare_assessments(limits, [], shown)
-    assert found.judged == 6, "of either model two by the first limit and one by the second"
+    assert found.judged == 7, "of two models two by the first limit and one by the second, of the third one"
     (violation,) = found.violations
     assert violation.limit is limits[0] and (violation.defense, violation.bound) == ("a", 9.5)
     assert violation.sentence == "a is beyond exposure>6: row 6 under m is exposed by 9.5 dB; 2 of 3 records"
     assert found.doubts == (
         "a: there is no exposure (not of every record)",
         "b: there is no exposure (No law.)",
+        "the limit 'exposure[b]>20' fits no cell of this run",
     )
     lost = compare_assessments([parse_limit("exposure[c]>6")], [], shown[:2])
     assert lost.doubts == ("the limit 'exposure[c]>6' fits no cell of this run",) and lost.judged == 0
@@ -163,3 +166,39 @@ def test_candidates_are_ranked_by_leak_then_accuracy_then_time() -> None:
     told = made(doubts=("d",), excess=(("e", 0.1), ("f", 0.2))).as_dict()
     assert (told["reasons"], told["qualifies"], told["time_ratio"], told["bytes_ratio"]) == (["d", "e", "f"], False, 1.5, 2.0)
     assert told["accuracy"] is None and cast("Any", told["difference"])["value"] == -0.1
+
+
+@pytest.mark.parametrize(
+    ("text", "bound", "told"),
+    [("psnr>20", 33.06, "median psnr 31.04, at most 33.06 (95 %)"), ("mse<0.5", 0.25, "median mse 0.375, at least 0.25 (95 %)")],
+)
+def test_a_limit_on_a_measure_is_broken_by_the_bound_that_is_worse(text: str, bound: float, told: str) -> None:
+    summary = Summary(
+        identified=share_of(9, 10), psnr=Spread(median=31.04, low=28.1, high=33.06), mse=Spread(median=0.375, low=0.25, high=0.5)
+    )
+    cell = CellResult(defense=Defense(spelling="a"), selected=summary)
+    (violation,) = compare([parse_limit(text)], [cell]).violations
+    assert violation.bound == bound and violation.sentence == f"a is beyond {text}: {told}"
+    assert compare([parse_limit("invre>0.5"), parse_limit(text)], [cell]).remarks == (
+        f"the limit 'invre>0.5' is no band: {NO_BAND}",
+    )
+
+
+def test_plain_json_holds_what_can_be_written() -> None:
+    value = {"a": [1.5, float("nan"), (float("inf"), "x")], 2: {"b": None, "c": True}}
+    assert json.loads(numbers.plain_json(value)) == {"a": [1.5, None, [None, "x"]], "2": {"b": None, "c": True}}
+    assert numbers.plain_json({"é": 1}) == '{\n  "é": 1\n}' and numbers.plain_json(2.5) == "2.5"
+
+
+@pytest.mark.parametrize(
+    ("asked", "told"),
+    [
+        ({"max_time": -1.0}, "--max-time is -1; give a number of at least 0"),
+        ({"max_identified": 2.0}, "--max-identified is 2; give a number between 0 and 1"),
+        ({"max_accuracy_drop": 101.0}, "--max-accuracy-drop is 101; give a number between 0 and 100"),
+    ],
+)
+def test_a_requirement_out_of_range_is_told_its_range(asked: dict[str, float], told: str) -> None:
+    with pytest.raises(UsageError) as caught:
+        Requirements(**cast("Any", asked))
+    assert str(caught.value) == told
