@@ -36,7 +36,17 @@ WHOLE = CELL.replace(
 )
 STEPS = (
     *("resolve", "build_subject", "line_up", "planned_steps", "attack_all", "risk_of_cell", "select", "score", "best_by_truth"),
-    *("select_plain", "per_recipe", "derangements", "owners_level", "null_rows", "certify", "explain", "region_of_cell", "gap_of"),
+    *(
+        "select_plain",
+        "per_recipe",
+        "derangements",
+        "owners_level",
+        "null_rows",
+        "certify",
+        "explain",
+        "region_of_cell",
+        "gap_of",
+    ),
     *("bars", "run_checks", "label_level", "list_level", "informed_by", "check_lists", "measure_latency_of", "PartialWork"),
 )
 
@@ -115,7 +125,9 @@ def test_every_part_of_a_result_is_about_this_cell_and_lands_in_its_field(whole:
     assert watch["score"][0].given.chosen is kept and watch["score"][1].given.chosen is watch.only("best_by_truth").answer
     assert same(watch.only("best_by_truth").given.candidates, candidates)
     plain = watch["score"][2]
-    assert plain.given.chosen is watch.only("select_plain").answer and same(watch.only("select_plain").given.candidates, candidates)
+    assert plain.given.chosen is watch.only("select_plain").answer and same(
+        watch.only("select_plain").given.candidates, candidates
+    )
     assert watch.only("select_plain").given.referees.informed is referee
     assert {each.stance for each in plain.given.chosen} == {"plain"}
     # What is counted.
