@@ -90,7 +90,7 @@ def scored(rank: list[int], *clusters: tuple[Any, ...], labels: list[float] | No
     return Scored(torch.zeros(len(rank), 1), {n: torch.tensor(v) for n, v in values.items()}, torch.tensor(rank), told, clusters)
 
 
-def test_a_summary_counts_ranks_up_to_k_and_labels_by_cluster() -> None:
+def test_a_summary_counts_ranks_up_to_k_and_labels_by_cluster(monkeypatch: pytest.MonkeyPatch) -> None:
     rank = [1, 2, 1, 4, 5, 1, 3, 9]
     pairs = (0, 0, 1, 1, 2, 2, 3, 3)
     found = scored(rank, pairs, labels=[1, 0, 0, 0, 1, 1, 1, 1], mse=[float(each * place**2) for place, each in enumerate(rank)])
@@ -102,7 +102,9 @@ def test_a_summary_counts_ranks_up_to_k_and_labels_by_cluster() -> None:
     ):
         assert getattr(summary, name) == share_of(sum(hits), 8, effective_number([float(hit) for hit in hits], pairs)), name
     assert found.share == summary.identified and found.hits == [each == 1 for each in rank]
-    assert summary.mse == found.summary(Seed(4)).mse and len({str(found.summary(Seed(seed)).mse) for seed in range(9)}) > 1
+    monkeypatch.setattr(judge, "summarise", lambda rows, *given: given)
+    assert found.summary(Seed(5)) == (Seed(5), Summary, (pairs,))  # type: ignore[comparison-overlap]
+    monkeypatch.undo()
     assert scored(rank, mse=[1.0] * 8).summary(Seed(0)).label_accuracy is None
 
 
