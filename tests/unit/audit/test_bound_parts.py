@@ -281,7 +281,7 @@ def test_a_partial_correlation_needs_four_records() -> None:
 
 def test_a_point_of_a_curve_is_attacked_and_judged_as_the_cell_is(monkeypatch: pytest.MonkeyPatch) -> None:
     """Everybody is watched; nobody attacks."""
-    told, asked = HERE.replace(device="cpu", ensemble="quick", records=4), {}  # type: ignore[var-annotated]
+    told, asked = HERE.replace(device="cpu:0", ensemble="quick", records=4), {}  # type: ignore[var-annotated]
 
     def note(name: str, answer: Callable[..., Any]) -> None:
         def noting(*given: Any, **more: Any) -> Any:
@@ -313,7 +313,7 @@ def test_a_point_of_a_curve_is_attacked_and_judged_as_the_cell_is(monkeypatch: p
         RungTask(cell=told, leak=1), materials=materials, key="k" * 16, report=lambda *steps: said.append(steps), work=None
     )
     assert asked["resolve"] == ("quick", "update") and asked["build_subject"] == (told, ("data", told), 3, materials)
-    assert asked["plant"] == ("built", 1) and asked["PartialWork"] == (None, "cpu")
+    assert asked["plant"] == ("built", 1) and asked["PartialWork"] == (None, "cpu:0")
     everyone = ["seen a", "seen b", "seen r"]
     context = asked["line_up"][2]
     assert asked["line_up"][1] == "seen a" and context[0] == power.STEP_LIMIT == 1_000_000
