@@ -357,3 +357,40 @@ def test_where_others_are_known_every_update_has_a_list_with_its_record_anywhere
         assert row.size == 1 + int((same[places[-1]] & ~alike).sum()) and row.ranks == [row.size, row.size]
         assert row.rehearsed == [0.5, 0.5]
     assert len({*places}) > 2 and max(places) == 3, "the last place, too"
+
+
+def test_of_all_updates_an_attacker_s_ranks_and_rehearsals_are_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    attackers = [Says("generic", torch.zeros(1)), Says("own", torch.zeros(1), informed=True)]
+    made: dict[int, Any] = {}
+
+    def row(subject: Any, context: Any, pool: Any, index: int, size: int) -> Any:
+        made[index] = (subject, context, pool, size)
+        rehearsed = [0.25 * (index + 1), None if index else 0.75]
+        return list_others._Row(attackers, [1 + index, 2], rehearsed, 4 + index)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(list_others._Row, "of", row)
+    monkeypatch.setattr(list_others, "_affordable", lambda *given: (5, 2))
+    told, pool = subject(), pool_of(owners="abcaabbc")
+    found = list_others.others_known(told, "context", pool)  # type: ignore[arg-type]
+    assert made == {index: (told, "context", pool, 5) for index in range(2)}
+    owners = (["a", "b"],)
+    assert found == counted(
+        [Try("generic", False, [1, 2], [4, 5], 0.375, owners), Try("own", True, [2, 2], [4, 5], 0.75, owners)]
+    )
+    monkeypatch.setattr(list_others._Row, "of", lambda *given: list_others._Row([], [], [], 1))
+    assert list_others.others_known(told, "context", pool).reason == "no list of this kind has a second candidate"  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(("seconds", "size", "updates"), [(0.0, 7, 2), (0.28, 7, 2), (0.5, 3, 2), (100.0, 3, 1)])
+def test_where_others_are_known_lists_and_updates_shrink_with_what_a_client_costs(
+    seconds: float, size: int, updates: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[Any] = []
+    monkeypatch.setattr(list_others, "LEAST_SIZE", 3)
+    monkeypatch.setattr(list_others, "LEAST_UPDATES", 1)
+    monkeypatch.setattr(list_others, "ListClient", lambda *given: asked.append(given) or fake(seconds=lambda: seconds))
+    monkeypatch.setattr(Pool, "hypotheses", lambda self, *given: given)
+    made = subject()
+    found = list_others._affordable(made, "context", pool_of())  # type: ignore[arg-type]
+    assert asked == [(made.targets[0].observation, (SEED, 2), "context")]
+    assert found == (size, updates)
