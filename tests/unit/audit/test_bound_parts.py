@@ -13,7 +13,7 @@ import torch
 from gradveil.attacks.referee import ROUNDING
 from gradveil.audit import certified, gap, regions, risks
 from gradveil.audit.gap import Explained
-from gradveil.audit.sensitivity import LOWEST, first_among, fit_sensitivity
+from gradveil.audit.sensitivity import LOWEST, first_among, fit_sensitivity, rank_probabilities
 from gradveil.randomness import Seed
 from gradveil.records import Batch, Reconstruction
 from gradveil.study.proved import Certificate
@@ -253,20 +253,31 @@ def test_a_lower_end_below_one_is_found(count: int) -> None:
     assert worth.low == pytest.approx(found.low, abs=1e-3) and found.at["2"] == pytest.approx(first_among(2, found.low))
 
 
-def test_ends_of_an_interval_have_the_likelihood_that_the_confidence_asks_for() -> None:
-    ranks, sizes = [1, 2, 1, 3, 1], [4, 4, 9, 9, 9]
-    found, half = fit_sensitivity(ranks, sizes), fit_sensitivity(ranks, sizes, worth=2.5)
-    from gradveil.audit.sensitivity import rank_probabilities
+@pytest.mark.parametrize(
+    ("ranks", "sizes"),
+    [
+        ([1, 2, 1, 3, 1], [4, 4, 9, 9, 9]),
+        ([1, 1, 1, 2], [9] * 4),
+        ([1, 2, 2, 1, 5], [8] * 5),
+        ([3, 4, 6], [9] * 3),
+        ([2, 1], [6, 60]),
+    ],
+)
+def test_a_fit_is_the_likeliest_and_its_ends_are_as_likely_as_the_confidence_asks_for(ranks: list[int], sizes: list[int]) -> None:
+    found, half = fit_sensitivity(ranks, sizes), fit_sensitivity(ranks, sizes, worth=len(ranks) / 2)
 
     def loss(d: float | None) -> float:
         assert d is not None
         return -sum(math.log(each) for each in rank_probabilities(ranks, sizes, d))
 
     for each, worth in ((found, 1.0), (half, 0.5)):
-        assert each.d == pytest.approx(found.d, abs=1e-3) and each.low is not None and each.high is not None
+        assert (
+            each.d == pytest.approx(found.d, abs=1e-3) and each.low is not None and each.high is not None and each.d is not None
+        )
+        assert loss(each.d) < min(loss(each.d - 0.02), loss(each.d + 0.02))
         for end in (each.low, each.high):
             assert worth * (loss(end) - loss(each.d)) == pytest.approx(3.841459 / 2, rel=1e-3)
-        assert each.low < float(each.d or 0) < each.high
+        assert each.low < each.d < each.high and each.at["10"] == pytest.approx(first_among(10, each.d))
 
 
 def test_a_partial_correlation_needs_four_records() -> None:
