@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -14,16 +13,14 @@ from gradveil.attacks.referee import ROUNDING
 from gradveil.audit import certified, gap, regions, risks
 from gradveil.audit.gap import Explained
 from gradveil.audit.sensitivity import LOWEST, first_among, fit_sensitivity, rank_probabilities
+from gradveil.client.releases import RANGE_OF_DATA
+from gradveil.metrics.regions import SHARE
 from gradveil.randomness import Seed
 from gradveil.records import Batch, Reconstruction
 from gradveil.study.proved import Certificate
 from gradveil.study.results import Region
 from tests.unit.audit.small import CELL
-
-
-def fake(**fields: Any) -> Any:
-    return SimpleNamespace(**fields)
-
+from tests.unit.stand_ins import fake, noted
 
 HERE = CELL.replace(records=6, batch_size=2, rounds=3, seed=5, local_steps=2)
 
@@ -48,7 +45,7 @@ def test_the_guarantee_is_that_of_the_cell_s_updates(monkeypatch: pytest.MonkeyP
     assert found[0] == ("defense", HERE.training())
     assert found[1] == {"examples": 2, "rounds": 3, "weights": "weights", "fault": ""}
     made.cell = HERE.replace(scale="minmax")
-    assert certified.guarantee_of(made)[1]["fault"] == certified.RANGE_OF_DATA  # type: ignore[index]
+    assert certified.guarantee_of(made)[1]["fault"] == RANGE_OF_DATA  # type: ignore[index]
     made.seen.attacked = True
     assert certified.guarantee_of(made)[1]["fault"] == certified.TRAINED  # type: ignore[index]
     made.learner.running = {"mean": 0}
@@ -132,7 +129,7 @@ def test_a_region_is_measured_for_everybody_inside_boxes_of_the_true_labels(monk
     boxes = torch.tensor([[0, 0, 2, 2], [1, 1, 4, 2]])
     monkeypatch.setattr(regions, "grad_cam_pp", salient)
     monkeypatch.setattr(regions, "bounding_boxes", lambda found: boxes if found.tolist() == [1.0, 1.0, 1.0] else None)
-    monkeypatch.setattr(regions, "measure_region", lambda *given: asked.append(given) or {"region_psnr": "a", "region_mse": "b"})
+    monkeypatch.setattr(regions, "measure_region", lambda *given: noted(asked, given) or {"region_psnr": "a", "region_mse": "b"})
     monkeypatch.setattr(regions, "REGION", "region_")
     monkeypatch.setattr(regions, "summarise", lambda values, seed, kind: (values, seed, kind.__name__))
     rows: Any = {"selected": fake(images="rebuilt"), "plain": None, "data_mean": fake(images="mean")}
@@ -144,7 +141,7 @@ def test_a_region_is_measured_for_everybody_inside_boxes_of_the_true_labels(monk
         ("rebuilt", True, True, regions.NAMES),
         ("mean", True, True, regions.NAMES),
     ]
-    assert isinstance(found, Region) and found.area == (4 + 3) / 2 / 16 and found.share == regions.SHARE and found.plain is None
+    assert isinstance(found, Region) and found.area == (4 + 3) / 2 / 16 and found.share == SHARE and found.plain is None
     values = {"psnr": "a", "mse": "b"}
     assert found.selected == (values, Seed(4).child("selected"), "Quality")  # type: ignore[comparison-overlap]
     assert found.data_mean == (values, Seed(4).child("data_mean"), "Quality")  # type: ignore[comparison-overlap]
@@ -184,7 +181,7 @@ def test_the_truth_of_every_update_stands_beside_what_was_chosen_for_it(monkeypa
     verdicts = [chosen([9.0, 0.75], 1), chosen([0.25, 9.0], 0), chosen([1e-3], 0)]
     referee: Any = Scores([0.5], [0.5, 0.125], [0.0])
     finished: list[Any] = []
-    monkeypatch.setattr(gap, "_finished", lambda *given: finished.append(given) or Explained(7.0, 7.0))
+    monkeypatch.setattr(gap, "_finished", lambda *given: noted(finished, given) or Explained(7.0, 7.0))
     rank = torch.tensor([1, 2, 2, 2, 1, 1])
     made: Any = fake(targets=targets)
     rows = gap.explain(made, kept, verdicts, referee, rank)
@@ -219,7 +216,7 @@ def test_only_what_is_nearly_there_is_finished(
     found: float, truth: float, noise: float | None, finishes: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     done: list[Any] = []
-    monkeypatch.setattr(gap, "_finished", lambda *given: done.append(given) or given[4])
+    monkeypatch.setattr(gap, "_finished", lambda *given: noted(done, given) or given[4])
     made: Any = fake(targets=[update(0, noise)])
     kept = [Reconstruction(torch.zeros(2, 1), torch.zeros(2), "x")]
     gap.explain(made, kept, [chosen([found], 0)], Scores([truth]), torch.tensor([2, 2]))  # type: ignore[arg-type]

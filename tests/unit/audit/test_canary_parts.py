@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -22,10 +21,7 @@ from gradveil.records import Reconstruction, Update
 from gradveil.risk.mean_error import MeanErrorBound
 from gradveil.significance import effective_number
 from gradveil.study.results import Check
-
-
-def fake(**fields: Any) -> Any:
-    return SimpleNamespace(**fields)
+from tests.unit.stand_ins import fake, noted
 
 
 def candidate(**changes: Any) -> Reconstruction:
@@ -86,7 +82,8 @@ def test_a_cheat_answers_with_both_seats_of_more_pairs_than_luck(
     shown: Any = {place: place if place in knows else -1 for place in range(16)}
     assert canaries._cheat(fake(), pairs, shown, shown, tests) == guilty
     assert not canaries._cheat(fake(), pairs, shown, {}, tests)
-    assert not canaries._cheat(fake(), pairs, {place: -1 for place in range(16)}, shown, tests)  # type: ignore[dict-item]
+    nothing: Any = dict.fromkeys(range(16), -1)
+    assert not canaries._cheat(fake(), pairs, nothing, shown, tests)
 
 
 @pytest.mark.parametrize(("count", "words"), [(0, "0 pairs of updates"), (1, "1 pair of updates"), (3, "3 pairs of updates")])
@@ -177,8 +174,8 @@ def test_the_null_of_owners_is_the_largest_of_their_draws() -> None:
 def test_noise_of_a_training_step_is_drawn_for_all_but_dropped_entries(monkeypatch: pytest.MonkeyPatch) -> None:
     empty = {"mask": torch.zeros(3, 2), "noise": torch.zeros(3, 4, dtype=torch.float64)}
     asked: list[Any] = []
-    learner: Any = fake(zero_noise=lambda count: asked.append(count) or empty, replace=lambda noise: ("with", noise))
-    monkeypatch.setattr(state, "draw_masks", lambda given, generator: asked.append(given) or {"mask": torch.ones(3, 2)})
+    learner: Any = fake(zero_noise=lambda count: noted(asked, count) or empty, replace=lambda noise: ("with", noise))
+    monkeypatch.setattr(state, "draw_masks", lambda given, generator: noted(asked, given) or {"mask": torch.ones(3, 2)})
     found = state._noise(learner, 3, torch.Generator().manual_seed(4))
     assert asked == [3, ("with", empty)] and torch.equal(found["mask"], torch.ones(3, 2))
     drawn = torch.randn((3, 4), generator=torch.Generator().manual_seed(4), dtype=torch.float64)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -20,15 +19,12 @@ from gradveil.study.headline import ALL, INFORMED, PLAIN
 from gradveil.study.measures import Paired
 from gradveil.study.results import Attacker, Record
 from gradveil.study.training_result import Latency
+from tests.unit.stand_ins import fake
 
 
 def scored(hits: list[bool], *clusters: tuple[int, ...], **values: list[float]) -> Scored:
     rank = torch.tensor([1 if hit else 7 for hit in hits])
     return Scored(torch.zeros(len(hits), 1), {n: torch.tensor(v) for n, v in values.items()}, rank, None, clusters)
-
-
-def fake(**fields: Any) -> Any:
-    return SimpleNamespace(**fields)
 
 
 KNOWS = [True] * 8 + [False] * 4
@@ -211,7 +207,7 @@ def test_a_defense_is_told_by_its_card(
     subject: Any = fake(
         defense=build_defense(spelling), cell=fake(defense=spelling), targets=(fake(measured={"x": 1.0}), fake(measured={}))
     )
-    found = audited._describe_defense(subject)
+    found: Any = audited._describe_defense(subject)
     assert (found.spelling, found.rung, found.rungs, found.random) == (spelling, rung, rungs, random)
     assert (found.acts_on, found.secure_aggregation, found.measured) == (acts_on, aggregates, {"x": 0.5})
     assert found.guarantee == ("guarantee", subject)

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import math
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 from torch import nn
 
+from gradveil.attacks.adaptive import AUTHORLESS
 from gradveil.audit import informed, trust
 from gradveil.audit.gap import Explained
 from gradveil.audit.judge import Scored
@@ -21,10 +21,7 @@ from gradveil.records import Knowledge, Reconstruction
 from gradveil.study.measures import Summary
 from gradveil.study.proved import Certificate
 from gradveil.study.results import Attacker, Check
-
-
-def fake(**fields: Any) -> Any:
-    return SimpleNamespace(**fields)
+from tests.unit.stand_ins import fake, noted
 
 
 def candidate(**changes: Any) -> Reconstruction:
@@ -241,7 +238,7 @@ def test_searches_of_who_knows_the_defense_are_counted() -> None:
     is_said(said(still, candidate()), name, "warn", "in any of the 1 searches", remedy="This run cannot tell")
     is_said(said(still, still, explained=(NOWHERE,)), name, "ok", "the 2 searches", "would not have made it fall either")
     is_said(said(still, explained=(NOWHERE, SOMEWHERE)), name, "warn", "the 1 searches", remedy="This run cannot tell")
-    fell = candidate(stance=informed.AUTHORLESS[0], best_loss=0.9989)
+    fell = candidate(stance=AUTHORLESS[0], best_loss=0.9989)
     is_said(said(still, fell, fell, explained=(NOWHERE,)), name, "ok", "fell in 2 of the 3 searches")
     assert (
         informed.nowhere_to_go([NOWHERE]) and not informed.nowhere_to_go([]) and not informed.nowhere_to_go([NOWHERE, SOMEWHERE])
@@ -263,7 +260,7 @@ def test_searches_of_who_knows_the_defense_are_counted() -> None:
             "cannot tell the truth from a grey picture; and no generic attacker",
             "Let its adversary",
         ),
-        (True, "generic", False, informed.AUTHORLESS[:2], "warn", "only generic attackers (", "Let its adversary"),
+        (True, "generic", False, AUTHORLESS[:2], "warn", "only generic attackers (", "Let its adversary"),
         (True, "none", True, (), "warn", "no attack of this ensemble takes the stance", "Name an ensemble"),
     ],
 )
@@ -279,7 +276,7 @@ def test_whether_anybody_informed_ran_is_said(
 ) -> None:
     asked: list[Any] = []
     monkeypatch.setattr(informed, "informed_by", lambda *given: who)
-    monkeypatch.setattr(informed, "_searches_otherwise", lambda given, ran=True: asked.append(ran) or otherwise)
+    monkeypatch.setattr(informed, "_searches_otherwise", lambda given, ran=True: noted(asked, ran) or otherwise)
     subject = fake(targets=[fake(observation=fake(threat=fake(knows={Knowledge.DEFENSE} if knows else set())))])
     found = informed.check_informed_ran(subject, [[candidate(stance=each)] for each in ("plain", *stances)])
     is_said(found, "informed_ran", level, words, remedy=remedy)
@@ -295,7 +292,7 @@ def test_whether_anybody_informed_ran_is_said(
         (True, True, ("informed",), "own"),
         (True, False, ("informed",), "none"),
         (True, True, ("plain",), "none"),
-        (True, False, ("informed", informed.AUTHORLESS[0]), "generic"),
+        (True, False, ("informed", AUTHORLESS[0]), "generic"),
     ],
 )
 def test_who_used_knowledge_of_the_defense(

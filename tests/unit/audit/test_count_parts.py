@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -17,7 +16,7 @@ from gradveil.audit import candidate_checks, judge, label_level, nulls, trust
 from gradveil.audit.judge import Referees, Scored
 from gradveil.audit.nulls import Deranged
 from gradveil.audit.trust import RARE, Evidence
-from gradveil.metrics import share_of, wilson
+from gradveil.metrics import label_hits, share_of, wilson
 from gradveil.randomness import Seed
 from gradveil.records import Batch, Knowledge, Reconstruction
 from gradveil.significance import effective_number, mcnemar
@@ -25,10 +24,7 @@ from gradveil.study.levels import Reach
 from gradveil.study.measures import Summary
 from gradveil.study.results import Attacker
 from tests.unit.audit.small import CELL
-
-
-def fake(**fields: Any) -> Any:
-    return SimpleNamespace(**fields)
+from tests.unit.stand_ins import fake, noted
 
 
 def candidate(place: int, recipe: str = "x", stance: str = "plain") -> Reconstruction:
@@ -69,7 +65,7 @@ def test_records_belong_together_by_update_and_by_owner_where_several_share_one(
 def test_what_is_scored_has_its_ranks_measures_labels_and_clusters(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[Any] = []
     made: Any = fake(positions=(1, 0), candidates="candidates", copies="copies")
-    monkeypatch.setattr(judge, "ranks", lambda *given, **more: asked.append((*given, more)) or "ranks")
+    monkeypatch.setattr(judge, "ranks", lambda *given, **more: noted(asked, (*given, more)) or "ranks")
     monkeypatch.setattr(judge, "originals", lambda given: ("truth", given))
     monkeypatch.setattr(judge, "measured", lambda *given: given)
     monkeypatch.setattr(judge, "clusters", lambda given: ("clusters", given))
@@ -120,7 +116,7 @@ def test_who_knows_the_defense_rehearses_on_what_is_replayed_and_who_does_not_on
     made: Any = fake(cell=fake(device="cpu"), rehearsals=rehearsals, targets=[fake(observation=seen)])
     many = [[candidate(0), candidate(1, stance="informed")], [candidate(2), candidate(3, stance="robust")]]
     asked: list[Any] = []
-    monkeypatch.setattr(Referee, "rehearsed", lambda *given: asked.append(given) or Chooses(len(asked)))
+    monkeypatch.setattr(Referee, "rehearsed", lambda *given: noted(asked, given) or Chooses(len(asked)))
     found = Referees.rehearsed(made, many)
     informed = asked[0]
     assert informed[0] == [seen, seen] and informed[3] is many
@@ -195,8 +191,8 @@ def test_labels_that_were_read_are_compared_with_the_true_ones(monkeypatch: pyte
         lambda seen, context: {"plain": lambda each: reads[each.name], "own": lambda each: torch.tensor([1, 0])},
     )
     compared: list[Any] = []
-    called = label_level.label_hits
-    monkeypatch.setattr(label_level, "label_hits", lambda *given: compared.append(given) or called(*given))
+    called = label_hits
+    monkeypatch.setattr(label_level, "label_hits", lambda *given: noted(compared, given) or called(*given))
     found = label_level.label_level(made, "context")  # type: ignore[arg-type]
     assert all(compared[place][1] is truths[place % 2] for place in range(4)) and compared[0][0] is reads["first"]
     plain = share_of(2, 4, effective_number([0.0, 1.0, 1.0, 0.0], (0, 0, 1, 1)))
@@ -211,8 +207,8 @@ def test_labels_that_were_read_are_compared_with_the_true_ones(monkeypatch: pyte
 
 def test_who_reads_labels_is_never_shown_them(monkeypatch: pytest.MonkeyPatch) -> None:
     read: list[Any] = []
-    monkeypatch.setattr(label_level, "recover_labels", lambda seen, informed=False: read.append((seen, informed)) or "labels")
-    monkeypatch.setattr(label_level, "informed_belief", lambda *given, **more: read.append((*given, more)) or fake(best="best"))
+    monkeypatch.setattr(label_level, "recover_labels", lambda seen, informed=False: noted(read, (seen, informed)) or "labels")
+    monkeypatch.setattr(label_level, "informed_belief", lambda *given, **more: noted(read, (*given, more)) or fake(best="best"))
 
     def given(adversary: Any, knows: frozenset[Knowledge]) -> Any:
         return fake(adversary=adversary, learner=None, threat=fake(knows=knows), replace=lambda labels: ("without", labels))
@@ -258,7 +254,7 @@ def test_of_a_single_update_the_other_records_are_all_other_candidates(
         cell=fake(known_labels=True),
         dataset=fake(dense=False),
     )
-    monkeypatch.setattr(nulls, "deranged", lambda *given: asked.append(given) or [*range(count - 1, -1, -1), 9, 9])
+    monkeypatch.setattr(nulls, "deranged", lambda *given: noted(asked, given) or [*range(count - 1, -1, -1), 9, 9])
     generator = np.random.default_rng(0)
     found = nulls._other_rows(made, fake(labels=None), generator)
     spare = list(range(count, 7)) if updates == 1 else []
@@ -295,7 +291,7 @@ def test_every_attacker_is_deranged_by_a_draw_of_its_own_and_the_luckiest_is_kep
     monkeypatch.setattr(nulls, "_other_rows", rows)
     monkeypatch.setattr(nulls, "_matched", lambda given, images, own: f"matched {images}")
     monkeypatch.setattr(
-        nulls, "ranks", lambda images, own, *given, **more: asked.append((images, own, *given, more)) or ranked[int(images[-1])]
+        nulls, "ranks", lambda images, own, *given, **more: noted(asked, (images, own, *given, more)) or ranked[int(images[-1])]
     )
     order = iter(range(3))
 

@@ -4,30 +4,29 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 
+from gradveil.attacks import Referee
 from gradveil.audit import floors, power
+from gradveil.audit.cell import STEP_LIMIT
 from gradveil.errors import UsageError
 from gradveil.metrics import share_of, wilson
 from gradveil.randomness import Seed
 from gradveil.records import Batch, Reconstruction
+from gradveil.study.evidence import Rung
 from gradveil.study.rung import RungTask
 from tests.unit.audit.small import CELL, make_subject
+from tests.unit.stand_ins import fake
 
 HERE = CELL.replace(records=6, batch_size=2, rounds=3, seed=5, local_steps=2)
 
 
-def fake(**fields: Any) -> Any:
-    return SimpleNamespace(**fields)
-
-
 def test_a_point_of_a_curve_is_attacked_and_judged_as_the_cell_is(monkeypatch: pytest.MonkeyPatch) -> None:
     """Everybody is watched; nobody attacks."""
-    told, asked = HERE.replace(device="cpu:0", ensemble="quick", records=4), {}  # type: ignore[var-annotated]
+    told, asked = HERE.replace(device="cpu:0", ensemble="quick", records=4), {}
 
     def note(name: str, answer: Callable[..., Any]) -> None:
         def noting(*given: Any, **more: Any) -> Any:
@@ -43,7 +42,7 @@ def test_a_point_of_a_curve_is_attacked_and_judged_as_the_cell_is(monkeypatch: p
     context: Any = fake()
     subject: Any = fake(targets=[target("a"), target("b")], rehearsals=[target("r")], context=lambda *given: given)
     materials: Any = fake(dataset=lambda given: ("data", given))
-    rung = power.Rung(identified=share_of(1, 2))
+    rung = Rung(identified=share_of(1, 2))
     note("resolve", lambda *given: fake(name="named", rehearsals=3))
     note("build_subject", lambda *given: "built")
     note("plant", lambda *given: subject)
@@ -53,7 +52,7 @@ def test_a_point_of_a_curve_is_attacked_and_judged_as_the_cell_is(monkeypatch: p
     note("attack_all", lambda *given: [["of a"], ["of b"], ["of r"]])
     note("_judged", lambda *given: rung)
     note("check_canaries", lambda *given: ["canary"])
-    monkeypatch.setattr(power.Referee, "rehearsed", lambda *given: given)
+    monkeypatch.setattr(Referee, "rehearsed", lambda *given: given)
     said: list[Any] = []
     record = power.measure_rung(
         RungTask(cell=told, leak=1), materials=materials, key="k" * 16, report=lambda *steps: said.append(steps), work=None
@@ -62,7 +61,7 @@ def test_a_point_of_a_curve_is_attacked_and_judged_as_the_cell_is(monkeypatch: p
     assert asked["plant"] == ("built", 1) and asked["PartialWork"] == (None, "cpu:0")
     everyone = ["seen a", "seen b", "seen r"]
     context = asked["line_up"][2]
-    assert asked["line_up"][1] == "seen a" and context[0] == power.STEP_LIMIT == 1_000_000
+    assert asked["line_up"][1] == "seen a" and context[0] == STEP_LIMIT == 1_000_000
     assert asked["planned_steps"] == (["two"], context, everyone)
     assert asked["attack_all"][:3] == (["one", "two"], everyone, context)
     context[1](5)

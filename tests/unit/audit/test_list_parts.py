@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -14,18 +13,16 @@ from gradveil.audit import list_level, list_others, lists
 from gradveil.audit.list_counts import Try, best_guess, clustered, counted
 from gradveil.audit.list_level import _Lists, matching_share, measure_lists
 from gradveil.audit.lists import Pool
+from gradveil.audit.state import order_of_records
 from gradveil.errors import GradveilError, UsageError
 from gradveil.metrics import share_of
 from gradveil.randomness import Seed
 from gradveil.study.levels import Listed, ListLevel
 from tests.unit.audit.small import CELL, people
+from tests.unit.stand_ins import fake, noted
 
 HERE = CELL.replace(records=6, batch_size=2, seed=5)
 SEED = Seed(5).child("list")
-
-
-def fake(**fields: Any) -> Any:
-    return SimpleNamespace(**fields)
 
 
 def pool_of(size: int = 8, batches: tuple[tuple[int, ...], ...] = ((3, 1), (5, 0)), owners: str = "") -> Pool:
@@ -72,9 +69,9 @@ def test_a_cell_s_lists_are_as_long_as_it_asks(asked: str, size: int, monkeypatc
 
 def watched(patch: pytest.MonkeyPatch, length: int) -> list[Any]:
     asked: list[Any] = []
-    patch.setattr(list_level, "_affordable", lambda *given: asked.append(given) or 7)
-    patch.setattr(list_level.Pool, "of", lambda *given: asked.append(given) or pool_of(8) if length == 8 else range(length))
-    patch.setattr(list_level._Lists, "level", lambda self: ListLevel(draws=3) if asked.append(self) is None else None)
+    patch.setattr(list_level, "_affordable", lambda *given: noted(asked, given) or 7)
+    patch.setattr(Pool, "of", lambda *given: noted(asked, given) or pool_of(8) if length == 8 else range(length))
+    patch.setattr(list_level._Lists, "level", lambda self: noted(asked, self) or ListLevel(draws=3))
     return asked
 
 
@@ -110,9 +107,9 @@ def test_a_list_needs_more_candidates_than_an_update_has_records(clients: int, m
 def test_a_dear_client_gets_shorter_lists(size: int, few: int, varies: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[Any] = []
     made: Any = subject()
-    monkeypatch.setattr(list_level.Pool, "of", lambda *given: fake(hypotheses=lambda *more: (given, more)))
+    monkeypatch.setattr(Pool, "of", lambda *given: fake(hypotheses=lambda *more: (given, more)))
     monkeypatch.setattr(
-        list_level, "ListClient", lambda *given: asked.append(given) or fake(seconds=lambda: 0.5, varies=lambda: varies)
+        list_level, "ListClient", lambda *given: noted(asked, given) or fake(seconds=lambda: 0.5, varies=lambda: varies)
     )
     monkeypatch.setattr(list_level, "halved", lambda *given: given)
     found: Any = list_level._affordable(made, "context", size, 60.0)  # type: ignore[arg-type]
@@ -124,9 +121,9 @@ def test_a_dear_client_gets_shorter_lists(size: int, few: int, varies: bool, mon
 def test_attackers_see_as_many_updates_as_the_list_has(varies: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[Any] = []
     made: Any = subject()
-    monkeypatch.setattr(Pool, "hypotheses", lambda self, *given: asked.append(given) or FakeHypotheses(varies))
+    monkeypatch.setattr(Pool, "hypotheses", lambda self, *given: noted(asked, given) or FakeHypotheses(varies))
     monkeypatch.setattr(list_level, "generic_evidence", lambda *given: ("generic", *given))
-    monkeypatch.setattr(list_level, "affordable", lambda *given: asked.append(given) or (1, 5))
+    monkeypatch.setattr(list_level, "affordable", lambda *given: noted(asked, given) or (1, 5))
     monkeypatch.setattr(list_level, "own_evidence", lambda *given, **more: ("own", *given, more))
     found: Any = _Lists(made, "context", pool_of())._evidence()  # type: ignore[arg-type]
     seen = [target.observation for target in made.targets[:2]]
@@ -149,7 +146,7 @@ class FakeHypotheses:
 def test_who_is_on_lists_of_a_kind(known: bool, dense: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[Any] = []
     near = torch.rand(8, 8, generator=torch.Generator().manual_seed(0)) > 0.5
-    monkeypatch.setattr(list_level, "neighbours", lambda *given: asked.append(given) or near)
+    monkeypatch.setattr(list_level, "neighbours", lambda *given: noted(asked, given) or near)
     made, pool = subject(known_labels=known), pool_of()
     made.dataset = fake(dense=dense)
     kinds = _Lists(made, None, pool)._kinds()  # type: ignore[arg-type]
@@ -190,9 +187,8 @@ def test_every_attacker_is_counted_on_the_records_it_looked_at_beside_who_looks_
         Try("rebuilt pictures", True, pool.ranks(looked), sizes, None, ([0, 0, 1, 1], list("abba"))),
     ]
     wanted = counted(tries)
-    bare = {"owners": None, "owners_null": None}
     reached = tuple(dataclasses.replace(each, owners=None) for each in found.reached)
-    assert dataclasses.replace(found, reached=reached, **bare) == wanted
+    assert dataclasses.replace(found, reached=reached, owners=None, owners_null=None) == wanted
     assert found.reached[2].share.count == 1 and found.attacker == "generic"
     shares = [
         clustered(list(pool.owner_hits(each).values()), pool.owner_updates(len(each)))
@@ -281,9 +277,9 @@ def test_the_matching_attack_has_all_candidates_and_rehearses_where_no_noise_is_
     for target in made.targets:
         target.observation.adversary = fake(arrives=lambda seen: fake(noise_std=noise))
     says = Says("own", scores_with([0, 2]), updates=3)
-    monkeypatch.setattr(list_level.Pool, "of", lambda *given: asked.append(given) or pool)
+    monkeypatch.setattr(Pool, "of", lambda *given: noted(asked, given) or pool)
     monkeypatch.setattr(Pool, "hypotheses", lambda self, *given: given)
-    monkeypatch.setattr(list_level, "own_evidence", lambda *given, **more: asked.append((given, more)) or says)
+    monkeypatch.setattr(list_level, "own_evidence", lambda *given, **more: noted(asked, (given, more)) or says)
     assert matching_share(made) == share_of(2, 3)
     seen = [target.observation for target in made.targets]
     assert asked == [(made, 9), ((seen, (SEED, 1), ("context", 1)), {"own": 0 if noise else 8})]
@@ -294,7 +290,7 @@ def test_the_matching_attack_has_all_candidates_and_rehearses_where_no_noise_is_
 
 @pytest.mark.parametrize(("size", "kept", "updates"), [(3, 3, 1), (4, 4, 2), (9, 9, 3), (100, 40, 3)])
 def test_a_pool_holds_whole_updates_and_is_filled_with_others(size: int, kept: int, updates: int) -> None:
-    order = lists.order_of_records(HERE, people())
+    order = order_of_records(HERE, people())
     made: Any = fake(cell=HERE, dataset=people(), own=people(), targets=(0, 1, 2), indices=order[:6])
     pool = Pool.of(made, size)
     attacked = order[: 2 * updates]
@@ -388,7 +384,7 @@ def test_where_others_are_known_lists_and_updates_shrink_with_what_a_client_cost
     asked: list[Any] = []
     monkeypatch.setattr(list_others, "LEAST_SIZE", 3)
     monkeypatch.setattr(list_others, "LEAST_UPDATES", 1)
-    monkeypatch.setattr(list_others, "ListClient", lambda *given: asked.append(given) or fake(seconds=lambda: seconds))
+    monkeypatch.setattr(list_others, "ListClient", lambda *given: noted(asked, given) or fake(seconds=lambda: seconds))
     monkeypatch.setattr(Pool, "hypotheses", lambda self, *given: given)
     made = subject()
     found = list_others._affordable(made, "context", pool_of())  # type: ignore[arg-type]

@@ -10,6 +10,7 @@ import torch
 
 from gradveil.audit import prior
 from gradveil.audit.state import Seen, order_of_records
+from gradveil.data import foreground, stationary
 from gradveil.randomness import Seed
 from tests.unit.audit.small import CELL, people
 
@@ -103,7 +104,7 @@ def test_what_is_made_has_a_seed_a_shape_and_labels_of_its_own(
     assert held[:2] == ("part", cell) and held[2] is pictures and found.source == source
     assert found.targets.tolist() == [place % 5 for place in range(count)]
     masks: Any = SimpleNamespace(name=name, input_shape=(1, 6, 6), dense=True, classes=1)
-    assert torch.equal(prior.public_records(cell, masks, own(), POOL).targets, prior.foreground(pictures))
+    assert torch.equal(prior.public_records(cell, masks, own(), POOL).targets, foreground(pictures))
 
 
 def test_where_no_other_pictures_are_of_that_shape_a_law_stands_in(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -111,7 +112,7 @@ def test_where_no_other_pictures_are_of_that_shape_a_law_stands_in(monkeypatch: 
     monkeypatch.setattr(prior, "MADE", 3)
     data: Any = SimpleNamespace(name="x", input_shape=(9,), dense=False, classes=0)
     found = prior.public_records(HERE.replace(prior="other"), data, SimpleNamespace(input_shape=(9,)), POOL)  # type: ignore[arg-type]
-    assert torch.equal(found.inputs, prior.stationary((9,), 3, Seed(5).child("prior", "other")))
+    assert torch.equal(found.inputs, stationary((9,), 3, Seed(5).child("prior", "other")))
     assert found.targets.tolist() == [0, 0, 0]
 
 

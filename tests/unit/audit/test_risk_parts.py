@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -23,12 +22,9 @@ from gradveil.risk.invloss import MEANING
 from gradveil.risk.invre import BETA
 from gradveil.study.risks import Assessment, RiskRecord, RiskSide
 from tests.unit.audit.small import CELL, people
+from tests.unit.stand_ins import fake, noted
 
 HERE = CELL.replace(records=4, seed=5, model="mlp(hidden=4)")
-
-
-def fake(**fields: Any) -> Any:
-    return SimpleNamespace(**fields)
 
 
 def assessed(*scores: float, mode: str = "dense", notes: tuple[str, ...] = ()) -> Assessment:
@@ -73,7 +69,7 @@ def test_every_score_stands_beside_its_own_error_contrast_and_undefended_score()
     assert (found.alpha, found.beta, found.gap_rule, found.noise_form) == (0.375, BETA, "rule 0", "inverse")
     assert (found.meaning, found.reason, found.notes) == (MEANING, "", ("told", "one", "both"))
     assert found.defended == RiskSide(mean=0.5, worst=0.75, high=0.875, mode="dense")
-    assert found.undefended == RiskSide(mean=pytest.approx(2 / 3), worst=0.875, high=1.0, mode="gram")
+    assert found.undefended == RiskSide(mean=2 / 3, worst=0.875, high=1.0, mode="gram")
     whole = scores.beside(["a", "b", "c"], [0.1, 0.9, 0.3], "informed")
     assert whole.correlation == correlate([0.5, 0.25, 0.75], [0.1, 0.9, 0.3], "informed", (3.0, 1.0, 2.0))
     assert whole.correlation.contrast is not None and whole.correlation.attack == "informed" and whole.correlation.n == 3
@@ -110,7 +106,7 @@ def subject(**changes: Any) -> Any:
 def test_records_are_scored_each_alone_with_the_defense_and_without(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[Any] = []
     made = subject(batch_size=2, clients=2, rounds=3, minibatch=1, local_epochs=1, defense="clipping")
-    monkeypatch.setattr(risks, "_assess", lambda *given: asked.append(given) or f"assessed {given[0].defense}")
+    monkeypatch.setattr(risks, "_assess", lambda *given: noted(asked, given) or f"assessed {given[0].defense}")
     monkeypatch.setattr(risks, "read_alpha", lambda path: 0.25)
     found: Any = risks.risk_of_cell(made)
     alone = made.cell.replace(records=3, batch_size=1, clients=1, rounds=1, minibatch=0)
@@ -154,7 +150,7 @@ def test_a_score_is_asked_for_with_the_cell_s_model_data_seed_and_memory(
     asked: list[Any] = []
     made = subject(risk=risk, defense="clipping")
     monkeypatch.setattr(risks, "build_learner", lambda *given: ("learner", *given))
-    monkeypatch.setattr(risks, "assess", lambda *given, **more: asked.append((given, more)) or "assessed")
+    monkeypatch.setattr(risks, "assess", lambda *given, **more: noted(asked, (given, more)) or "assessed")
     monkeypatch.setattr(risks, "_same", lambda *given: ("same", *given[:2], id(given[2])))
     known = type(risks._known)(dict)
     monkeypatch.setattr(risks, "_known", known)
@@ -191,13 +187,13 @@ def test_a_correlation_tells_its_coefficients_with_their_probabilities() -> None
     found = correlate(x, y, "plain", z)
     pearson, spearman, contrast = stats.pearsonr(x, y), stats.spearmanr(x, y), stats.spearmanr(z, y)
     assert found.pearson is not None and found.spearman is not None and found.contrast is not None and found.partial is not None
-    assert (found.pearson.value, found.pearson.p) == (pytest.approx(pearson.statistic), pytest.approx(pearson.pvalue))
-    assert (found.spearman.value, found.spearman.p) == (pytest.approx(spearman.statistic), pytest.approx(spearman.pvalue))
-    assert (found.contrast.value, found.contrast.p) == (pytest.approx(contrast.statistic), pytest.approx(contrast.pvalue))
+    assert [found.pearson.value, found.pearson.p] == pytest.approx([pearson.statistic, pearson.pvalue])
+    assert [found.spearman.value, found.spearman.p] == pytest.approx([spearman.statistic, spearman.pvalue])
+    assert [found.contrast.value, found.contrast.p] == pytest.approx([contrast.statistic, contrast.pvalue])
     xy, xz, yz = spearman.statistic, stats.spearmanr(x, z).statistic, contrast.statistic
     value = (xy - xz * yz) / math.sqrt((1 - xz**2) * (1 - yz**2))
     t = value * math.sqrt(5 / (1 - value**2))
-    assert (found.partial.value, found.partial.p) == (pytest.approx(value), pytest.approx(2 * stats.t.sf(abs(t), 5)))
+    assert [found.partial.value, found.partial.p] == pytest.approx([value, 2 * stats.t.sf(abs(t), 5)])
     seven = correlate(x[:7], y[:7]).spearman
     orders = np.abs([stats.spearmanr(x[:7], np.array(y[:7])[list(order)]).statistic for order in ([0, 1, 2, 3, 4, 5, 6],)])
     assert seven is not None and abs(seven.value) == pytest.approx(float(orders[0])) and seven.p is not None
@@ -269,10 +265,10 @@ def test_training_before_takes_its_steps_on_drawn_batches(
 def test_data_defenses_and_models_are_made_once_and_models_given_as_copies(monkeypatch: pytest.MonkeyPatch) -> None:
     made: list[Any] = []
     monkeypatch.setattr(
-        module, "load_source", lambda asked: made.append(asked) or fake(digest=lambda: made.append("digest") or "abc")
+        module, "load_source", lambda asked: noted(made, asked) or fake(digest=lambda: noted(made, "digest") or "abc")
     )
-    monkeypatch.setattr(module, "build_defense", lambda spelling: made.append(spelling) or f"built {spelling}")
-    monkeypatch.setattr(module, "build_model", lambda spelling, **more: made.append((spelling, more)) or torch.nn.Linear(1, 1))
+    monkeypatch.setattr(module, "build_defense", lambda spelling: noted(made, spelling) or f"built {spelling}")
+    monkeypatch.setattr(module, "build_model", lambda spelling, **more: noted(made, (spelling, more)) or torch.nn.Linear(1, 1))
     kept: Any = Materials()
     data = kept.dataset(HERE)
     assert kept.dataset(HERE.replace(records=9)) is data and kept.dataset(HERE.replace(data="photos")) is not data
@@ -290,8 +286,8 @@ def test_data_defenses_and_models_are_made_once_and_models_given_as_copies(monke
 def test_a_party_s_model_is_built_and_trained_with_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[Any] = []
     cell = HERE.replace(cut="cut1", parts="left_right", party=1, model="lenet", weights="", sees="embedding", learning_rate=0.25)
-    build = party.build_parties
-    monkeypatch.setattr(party, "build_parties", lambda *given, **more: asked.append((given, more)) or build(*given, **more))
+    build = vars(party)["build_parties"]
+    monkeypatch.setattr(party, "build_parties", lambda *given, **more: noted(asked, (given, more)) or build(*given, **more))
     data = people()
 
     def train(learner: Any) -> Any:

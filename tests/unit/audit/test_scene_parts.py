@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -15,16 +14,14 @@ from gradveil.audit.scene import PROBED, PUBLIC, Subject, build_learner, build_s
 from gradveil.audit.state import order_of_records
 from gradveil.data import public_images
 from gradveil.defenses import build_defense
+from gradveil.defenses.base import MEASURED
 from gradveil.errors import UsageError
 from gradveil.randomness import Seed
 from gradveil.records import Batch, Knowledge, Update
 from tests.unit.audit.small import CELL, people
+from tests.unit.stand_ins import fake
 
 HERE = CELL.replace(records=8, batch_size=2, clients=2, seed=5, model="mlp(hidden=4)", learning_rate=0.5)
-
-
-def fake(**fields: Any) -> Any:
-    return SimpleNamespace(**fields)
 
 
 def test_every_client_sends_its_share_every_round_with_its_own_seed_and_state(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -48,6 +45,7 @@ def test_every_client_sends_its_share_every_round_with_its_own_seed_and_state(mo
     )
     batch = Batch(torch.arange(4.0)[:, None], torch.tensor([7, 6, 5, 4]), ("a", "b", "c", "d"))
     defense, public, seed = fake(), torch.ones(1), Seed(3)
+    payloads: Any
     updates, payloads, trained, told = scene._send(learners, batch, defense, seed, public)
     assert [each[0] for each in asked] == [("one", "settings of 1")] * 2 + [("two", "settings of 1")] * 2
     assert [each[1].inputs.flatten().tolist() for each in asked] == [[0.0, 1.0], [2.0, 3.0]] * 2
@@ -67,7 +65,7 @@ def test_every_client_sends_its_share_every_round_with_its_own_seed_and_state(mo
 
 @pytest.mark.parametrize("name", ["x", "measured/x", "part/x"])
 def test_what_a_defense_measured_is_averaged_over_clients_and_the_rest_is_not_told(name: str) -> None:
-    own = f"{name.rpartition('/')[0]}/{scene.MEASURED}y".lstrip("/")
+    own = f"{name.rpartition('/')[0]}/{MEASURED}y".lstrip("/")
     states: Any = [{own: torch.tensor(1.0), "kept": torch.tensor(5.0)}, {own: torch.tensor(4.0)}, {}]
     assert scene._measured(states) == {own: 2.5}
 
@@ -126,8 +124,8 @@ def test_the_client_is_run_on_the_attacker_s_data_as_on_its_own(noisy: Subject, 
     for learners, own, labels, _, _, public in asked:
         assert learners is seen.learners and own is inputs and labels is targets and public is noisy.public
     alone = subject(clients=1)
-    own = alone.observe(inputs, targets, 0)
-    assert own.payloads == ("sent",) and own.labels is None
+    sent: Any = alone.observe(inputs, targets, 0)
+    assert sent.payloads == ("sent",) and sent.labels is None
 
 
 def test_many_simulations_share_the_client_of_one(noisy: Subject, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -81,7 +81,8 @@ class Watch(dict[str, list[Call]]):
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory: pytest.TempPathFactory) -> tuple[MeasuredCell, Watch, dict[str, Any]]:
-    watch, given = Watch(), {"materials": Materials(), "key": "0123456789abcdef", "work": tmp_path_factory.mktemp("work")}
+    watch = Watch()
+    given: dict[str, Any] = {"materials": Materials(), "key": "0123456789abcdef", "work": tmp_path_factory.mktemp("work")}
     with pytest.MonkeyPatch.context() as patch:
         for name in STEPS:
             watch.on(patch, name, vars(audited)[name])
@@ -166,16 +167,16 @@ def test_every_part_of_a_result_is_about_this_cell_and_lands_in_its_field(whole:
     # What the checks see.
     evidence: Evidence = watch.only("run_checks").given.evidence
     assert evidence.subject is subject and same(evidence.candidates, candidates) and evidence.referee is referee
-    assert evidence.chosen is kept and evidence.verdicts is verdicts and evidence.selected is selected and evidence.best is best
+    assert evidence.chosen is kept and evidence.verdicts is verdicts and evidence.plain is plain.answer
+    assert evidence.best is best and evidence.selected is selected
     assert evidence.nulls is nulls.answer and evidence.certificate is watch.only("certify").answer
-    assert same(evidence.attackers, table) and evidence.explained is explained.answer and evidence.plain is plain.answer
+    assert same(evidence.attackers, table) and evidence.explained is explained.answer
     assert list(evidence.alone) == names and same(list(evidence.alone.values()), scored)
     # Where it all lands.
     assert found.attackers == tuple(table) and found.bar is watch.only("bars").answer and found.gap is watch.only("gap_of").answer
     assert found.selected == found.informed == selected.summary(seed.child("selected")) != selected.summary(seed.child("plain"))
-    assert found.best_by_truth == best.summary(seed.child("best_by_truth")) and found.plain == plain.answer.summary(
-        seed.child("plain")
-    )
+    assert found.best_by_truth == best.summary(seed.child("best_by_truth"))
+    assert evidence.plain is not None and found.plain == evidence.plain.summary(seed.child("plain"))
     assert found.nulls == {name: null.summary(seed.child("null", name)) for name, null in nulls.answer.items()}
     assert set(found.nulls) == {"grey", "data_mean", "prior_only", "derangement"}
     assert found.levels is not None and found.levels.owners is watch.only("owners_level").answer is not None
@@ -199,9 +200,9 @@ def test_records_names_and_pictures_stand_in_the_order_of_the_attack(whole: Any)
     assert len({*subject.indices}) == 6 and subject.positions == tuple(range(6))
     truth = people().inputs[list(subject.indices)]
     for place, (row, index) in enumerate(zip(found.records, subject.indices, strict=True)):
-        assert row.label == int(people().targets[index]) and people().owners is not None
+        assert row.label == int(people().targets[index])
         assert row.pseudonym == audited._pseudonym("r", f"record {index}", subject)
-        assert row.owner == audited._pseudonym("o", people().owners[index], subject) != row.pseudonym
+        assert row.owner == audited._pseudonym("o", f"person {index * 7 % 20}", subject) != row.pseudonym
         assert (row.rank, row.identified) == (int(selected.rank[place]), bool(selected.rank[place] == 1))
         assert row.label_correct == bool(selected.labels[place]) and row.gap == explained[place // 2].gap
         assert (row.recipe, row.stance) == (kept[place // 2].recipe, kept[place // 2].stance)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Iterator
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -26,10 +25,7 @@ from gradveil.randomness import Seed
 from gradveil.records import Batch, Payload
 from gradveil.spectra.jacobians import Jacobian
 from gradveil.tensors import Named
-
-
-def fake(**fields: Any) -> Any:
-    return SimpleNamespace(**fields)
+from tests.unit.stand_ins import fake, noted
 
 
 class Client:
@@ -134,14 +130,14 @@ def test_the_span_of_the_noise_is_looked_for_with_the_defense_s_settings(
     asked: list[Any] = []
     adversary = build_defense("invl_gnp(share=0.8, spared=0.1, rule='count', mode='leading', most=7)").adversary()
     assert isinstance(adversary, gnp_adversary.SubspaceUpdateAdversary)
-    monkeypatch.setattr(gnp_adversary, "public_centres", lambda learner, images: asked.append(images) or ("x", "y"))
+    monkeypatch.setattr(gnp_adversary, "public_centres", lambda learner, images: noted(asked, images) or ("x", "y"))
     monkeypatch.setattr(gnp_adversary, "average_jacobian", lambda *given: ("jacobian", *given))
-    monkeypatch.setattr(gnp_adversary, "noise_range", lambda *given, **more: asked.append((given, more)) or fake(scaled="scaled"))
+    monkeypatch.setattr(gnp_adversary, "noise_range", lambda *given, **more: noted(asked, (given, more)) or fake(scaled="scaled"))
     monkeypatch.setattr(gnp_adversary, "left_basis", lambda *given: given)
     monkeypatch.setattr(gnp_adversary, "_BASES", fake(get=lambda key, make: (key, make())))
     monkeypatch.setattr(gnp_adversary, "content_of", lambda images: "content")
     learner: Any = fake(content="model")
-    key, made = adversary._basis(learner, public, (1, 2, 2))  # type: ignore[misc]
+    key, made = adversary._basis(learner, public, (1, 2, 2))
     assert torch.equal(asked[0], torch.full((1, 1, 2, 2), 0.5) if public is None else public)
     jacobian = ("jacobian", learner, "x", "y")
     assert asked[1] == ((jacobian,), {"low": 0.1, "high": 0.8, "rule": "count", "mode": "leading", "most": 7})
@@ -158,9 +154,9 @@ def test_leading_directions_are_asked_for_in_the_mode_that_was_chosen(
     right = torch.arange(16.0, dtype=torch.float64).reshape(4, 4)
     monkeypatch.setattr("gradveil.spectra.spectrum.choose_mode", lambda given: "dense" if given is jacobian else "")
     monkeypatch.setattr(
-        "gradveil.spectra.spectrum.spectrum", lambda *given, **more: asked.append((given, more)) or fake(right=right)
+        "gradveil.spectra.spectrum.spectrum", lambda *given, **more: noted(asked, (given, more)) or fake(right=right)
     )
-    monkeypatch.setattr(singular_noise, "noisy_ranks", lambda found, **more: asked.append(more) or (0, 3))
+    monkeypatch.setattr(singular_noise, "noisy_ranks", lambda found, **more: noted(asked, more) or (0, 3))
     found = singular_noise.right_basis(jacobian, share=0.7, rule="count", mode=mode, most=most)
     assert asked[0] == ((jacobian,), {"mode": chosen, "leading": min(most, 4), "right": True, "seed": Seed(0)})
     assert asked[1] == {"low": 0.0, "high": 0.7, "rule": "count", "most": most}
@@ -192,7 +188,7 @@ def test_where_a_whole_column_was_sent_only_large_entries_surely_were(shape: tup
         sure = abs(entry) > SURELY_KEPT * 0.25 if bool(whole[place[1:]]) else entry != 0
         assert bool(mask[place]) == bool(sure)
     assert mask.shape == value.shape and mask.dtype == value.dtype
-    assert OutpostAdversary._mask(adversary, torch.tensor(0.0), 1.0).tolist() == 1.0
+    assert OutpostAdversary._mask(adversary, torch.tensor(0.0), 1.0) == 1
 
 
 @pytest.mark.parametrize("percentile", [1.0, 10.0, 55.0, 99.9])

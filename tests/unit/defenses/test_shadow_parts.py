@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -14,15 +13,14 @@ from gradveil.defenses.shadow import adversary as attacker
 from gradveil.defenses.shadow import defense as client
 from gradveil.defenses.shadow import fit, restorer
 from gradveil.defenses.shadow.adversary import ShadowAdversary
-from gradveil.defenses.shadow.defense import Memory, Shadow
+from gradveil.defenses.shadow.defense import Shadow
+from gradveil.defenses.shadow.memory import Memory
 from gradveil.defenses.svdefense import adversary as truncating
 from gradveil.defenses.svdefense.adversary import TruncationAdversary
+from gradveil.defenses.svdefense.tilt import LEFT_SHARE
 from gradveil.randomness import Seed
 from gradveil.records import Batch
-
-
-def fake(**fields: Any) -> Any:
-    return SimpleNamespace(**fields)
+from tests.unit.stand_ins import fake, noted
 
 
 def test_codes_are_fitted_in_small_groups_with_the_defense_s_settings(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -89,7 +87,8 @@ class Maps:
 
     def _renewed(self, *given: Any) -> Tensor:
         self.asked.setdefault("renewed", []).append(given)
-        return given[-3] * 0 + 2.0 + torch.arange(len(given[-3])).reshape(-1, 1, 1, 1)
+        images: Tensor = given[-3]
+        return images * 0 + 2.0 + torch.arange(len(images)).reshape(-1, 1, 1, 1)
 
 
 def step(defense: Shadow, at: int, known: list[int]) -> tuple[Tensor, Memory, Any]:
@@ -116,7 +115,7 @@ def test_a_step_fine_tunes_a_copy_on_what_an_attacker_would_see(monkeypatch: pyt
     assert torch.equal(targets, batch.targets) and part["n"].tolist() == [0, 1, 2]
     assert more == {"terms": client.TERMS, "steps": 5, "rate": 0.125}
     assert noted.asked["renewed"][0][1] == {"w": torch.full((1,), 8.0)} and noted.asked["renewed"][0][4] == [7, 8, 9]
-    assert float(memory.shadow["w"]) == 0.75 * 4 + 0.25 * 8  # type: ignore[index]
+    assert float(memory.shadow["w"]) == 0.75 * 4 + 0.25 * 8
     assert noted.asked["foreground_weight"] == [(0.2, defense.foreground_least, defense.foreground_most, {})]
     assert noted.asked["amplitude"] == [(0.5, 0.2, "decrease", {})]
     assert found.flatten(1)[:, 0].tolist() == [3.0, 4.5, 6.0]
@@ -144,12 +143,12 @@ def test_a_map_is_renewed_with_momentum_and_a_stranger_s_is_its_first(
 ) -> None:
     asked: list[Any] = []
     monkeypatch.setattr(client, "styles_of", lambda *given: ("styles", *given))
-    monkeypatch.setattr(client, "imagine", lambda *given: asked.append(given) or "imagined")
+    monkeypatch.setattr(client, "imagine", lambda *given: noted(asked, given) or "imagined")
     monkeypatch.setattr(client, "error_map", lambda *given: ("errors", *given))
     monkeypatch.setattr(
         client,
         "relative_noise",
-        lambda *given, **more: asked.append((given, more)) or torch.tensor([4.0, 8.0])[:, None, None].double(),
+        lambda *given, **more: noted(asked, (given, more)) or torch.tensor([4.0, 8.0])[:, None, None].double(),
     )
     defense = Shadow(temperature=temperature, equalised=equalised, noise_momentum=momentum)
     memory: Any = fake(maps={5: torch.full((1, 1), 2.0)})
@@ -213,7 +212,7 @@ def test_a_filter_is_learned_for_the_round_with_units_of_one_seed(at: int, monke
     monkeypatch.setattr(
         attacker,
         "fit_restorer",
-        lambda clean, noisy, height, units: asked.append((clean, noisy, height, units.initial_seed())) or "made",
+        lambda clean, noisy, height, units: noted(asked, (clean, noisy, height, units.initial_seed())) or "made",
     )
     monkeypatch.setattr(attacker, "content_of", lambda images: len(images))
     monkeypatch.setattr(attacker, "_FILTERS", fake(get=lambda key, make: (key, make())))
@@ -250,12 +249,12 @@ def test_how_far_factors_were_tilted_is_read_off_their_lengths(
     kept = adversary._read("payload", "a.weight", matrix, others)  # type: ignore[arg-type]
     tilt = math.sqrt(1.5**2 - 1)
     assert kept.right_tilt == pytest.approx(tilt)
-    assert kept.left_tilt == pytest.approx(0.0 if known else math.sqrt(truncating.LEFT_SHARE) * tilt)
+    assert kept.left_tilt == pytest.approx(0.0 if known else math.sqrt(LEFT_SHARE) * tilt)
     assert kept.rank == 1 and kept.left[:, 0].tolist() == [2.0] * rows and kept.right[0].tolist() == [1.5, 0.0, 0.0]
     assert kept.norms.tolist() == factors.scale.tolist()
     plain = TruncationAdversary("absolute", 0.0)._read("payload", "a.weight", torch.ones(rows, 3), others)  # type: ignore[arg-type]
     assert plain.norms.tolist() == pytest.approx([(place + 1) ** 2 / math.sqrt(3) for place in range(rows)])
     assert plain.left[:, 0].tolist() == [1.5] * rows and (plain.right_tilt, plain.left_tilt) == (0.0, 0.0)
     whole = adversary._read("payload", "b.weight", torch.diag(torch.tensor([3.0, 2.0, 0.0])), others)  # type: ignore[arg-type]
-    assert whole.rank == 2 and (whole.right_tilt, whole.left_tilt) == (0.5, pytest.approx(math.sqrt(truncating.LEFT_SHARE) / 2))
+    assert whole.rank == 2 and [whole.right_tilt, whole.left_tilt] == pytest.approx([0.5, math.sqrt(LEFT_SHARE) / 2])
     assert torch.allclose(whole.left @ whole.right, torch.diag(torch.tensor([3.0, 2.0, 0.0])), atol=1e-6)
