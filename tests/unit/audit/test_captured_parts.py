@@ -171,8 +171,11 @@ class Records:
 def test_a_case_is_prepared_and_attacked_with_the_cell_s_own_clients(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: dict[str, Any] = {}
 
+    def told(name: str, given: Any) -> Any:
+        asked[name] = given
+
     def note(name: str, answer: Any) -> None:
-        monkeypatch.setattr(captured, name, lambda *given: asked.update({name: given}) or answer)
+        monkeypatch.setattr(captured, name, lambda *given: told(name, given) or answer)
 
     rehearsal = fake(batch=Batch(torch.ones(1, 1), torch.tensor([3])), replayed_inputs="replayed", observation="rehearsed")
     dataset = Records()
@@ -186,7 +189,7 @@ def test_a_case_is_prepared_and_attacked_with_the_cell_s_own_clients(monkeypatch
     note("build_subject", subject)
     note("_observe", seen)
     note("line_up", ["attack"])
-    case = captured._prepare("payload", CELL)  # type: ignore[arg-type]
+    case: Any = captured._prepare("payload", CELL)  # type: ignore[arg-type]
     context = ("context", STEP_LIMIT)
     assert asked["build_subject"] == (CELL, "data", 5) and asked["_observe"] == (subject, "payload")
     assert asked["line_up"][1:] == (seen, context) and asked["resolve"] == (CELL.ensemble,)
@@ -196,8 +199,8 @@ def test_a_case_is_prepared_and_attacked_with_the_cell_s_own_clients(monkeypatch
     note("attack_all", found)
     note("_unexplained", "unexplained")
     note("_null_score", 0.75)
-    referee = fake(select=lambda *given: asked.update(select=given) or Verdict(1, [9.0, 0.125], []))
-    monkeypatch.setattr(Referee, "rehearsed", lambda *given: asked.update(rehearsed=given) or referee)
+    referee = fake(select=lambda *given: told("select", given) or Verdict(1, [9.0, 0.125], []))
+    monkeypatch.setattr(Referee, "rehearsed", lambda *given: told("rehearsed", given) or referee)
     record, inputs = captured._attack(case)
     assert asked["attack_all"] == (["attack"], [seen, "rehearsed"], context) and inputs is chosen.inputs
     learned = asked["rehearsed"]

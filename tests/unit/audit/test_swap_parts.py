@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from gradveil.attacks.base import AttackContext
+from gradveil.attacks.engine.execution import CPU_BATCH_LIMIT
 from gradveil.attacks.referee import recipe_key
 from gradveil.audit import canaries, many_clients
 from gradveil.audit.canaries import FEW_STEPS, check_canaries
@@ -162,6 +163,6 @@ def test_many_clients_train_once_and_draw_anew(repeats: bool, monkeypatch: pytes
     assert (inputs.device, 7, 3, 1) in asked
     simulate(inputs.clone(), targets, 5)
     assert len(trained) == (8 if repeats else 0), "other candidates, other updates"
-    heavy: Any = fake(device=torch.device("cpu"), parameters=many_clients.CPU_BATCH_LIMIT + 1)
+    heavy: Any = fake(device=torch.device("cpu"), parameters=CPU_BATCH_LIMIT + 1)
     with pytest.raises(Exception, match="run one by one"):
         many_clients.together((heavy,), build_defense("clipping"), Seed(3), "public")(inputs, targets, 0)  # type: ignore[arg-type]

@@ -258,3 +258,31 @@ def test_how_far_factors_were_tilted_is_read_off_their_lengths(
     whole = adversary._read("payload", "b.weight", torch.diag(torch.tensor([3.0, 2.0, 0.0])), others)  # type: ignore[arg-type]
     assert whole.rank == 2 and [whole.right_tilt, whole.left_tilt] == pytest.approx([0.5, math.sqrt(LEFT_SHARE) / 2])
     assert torch.allclose(whole.left @ whole.right, torch.diag(torch.tensor([3.0, 2.0, 0.0])), atol=1e-6)
+
+
+def test_fine_tuning_takes_its_steps_on_the_imagined_attacker_s_loss(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[Any] = []
+    monkeypatch.setattr(fit, "styles_of", lambda network, codes: ("styles", network, codes))
+    monkeypatch.setattr(
+        fit, "imagine", lambda network, styles, weights, like: noted(asked, (network, styles, like)) or weights["w"]
+    )
+    monkeypatch.setattr(fit, "shadow_loss", lambda pictures, *given: noted(asked, given) or (3 * pictures).sum())
+    steps: list[Any] = []
+
+    def step(slope: Tensor, mean: Tensor, square: Tensor, number: int, *, rate: float) -> Any:
+        steps.append((slope.tolist(), mean.tolist(), square.tolist(), number, rate))
+        return 0.5 * slope, mean + 1, square + 2
+
+    monkeypatch.setattr(fit, "adam_step", step)
+    codes, images = torch.zeros(1, 2), torch.zeros(1, 1, 2, 2)
+    weights = {"w": torch.tensor([9.0]), "unused": torch.tensor([4.0])}
+    given: Any = ("network", weights, codes, images, "targets", "learner", "noise", "real")
+    found = fit.fine_tune(*given, terms="terms", steps=3, rate=0.125)  # type: ignore[arg-type]
+    assert found["w"].tolist() == [9.0 - 3 * 1.5] and found["unused"].tolist() == [4.0] and weights["w"].tolist() == [9.0]
+    assert [(each[2][0], each[3], each[4]) for each in steps[::2]] == [(2.0 * n, n, 0.125) for n in range(3)]
+    assert [each[:2] for each in steps[::2]] == [([3.0], [float(n)]) for n in range(3)]
+    assert (
+        asked == [("network", ("styles", "network", codes), images), (images, "targets", "learner", "noise", "real", "terms")] * 3
+    )
+    assert fit.fine_tune(*given, terms="terms", steps=0, rate=0.125)["w"].tolist() == [9.0]  # type: ignore[arg-type]
+    assert not found["w"].requires_grad
