@@ -147,3 +147,18 @@ def test_a_floor_is_taken_of_candidates_with_their_labels_and_seeds_of_their_own
     assert found == ((roots, {"dimension": 64, "noise_std": 0.25, "score_trace": pytest.approx(6400.0)}), 0.25)
     monkeypatch.setattr(floors, "DENSE_ENTRIES", 6)
     assert floors._floor(made, made.learner, seed)[0][0] == 3  # type: ignore[index]
+
+
+def test_a_floor_has_the_cell_s_seed_and_learner_or_a_reason(monkeypatch: pytest.MonkeyPatch) -> None:
+    made = make_subject(records=2, seed=5, defense="gaussian_noise(std=0.25)")
+    kinks: list[str] = [""]
+    monkeypatch.setattr(
+        floors, "build_learner", lambda *given: (given == (made.cell, made.dataset, made.defense)) and made.learner
+    )
+    monkeypatch.setattr(
+        floors, "why_not_smooth", lambda learner, inputs, labels: kinks[0] if len(inputs) == len(labels) == 1 else "?"
+    )
+    monkeypatch.setattr(floors, "_floor", lambda *given: given)
+    assert floors.mean_error_of_cell(made) == (made, made.learner, Seed(5).child("mean error"))  # type: ignore[comparison-overlap]
+    kinks[0] = "it has kinks"
+    assert floors.mean_error_of_cell(made).reason == "no floor: it has kinks"
