@@ -66,7 +66,7 @@ def test_releases_are_rows_of_their_record_and_drawn_from_where_their_piece_begi
     inputs, targets = drawn(7, 1, *SHAPE), torch.arange(7)[:, None] % CLASSES
     begins = list(range(7)) if random else [0, 0, 0, 3, 3, 3, 6]
     for stance, moved in (("simulated", begins), ("plain", [0] * 7)):
-        client = module._Client(KernelRegression(stance=stance), observation, where)
+        client = module._Client(KernelRegression(stance=stance), observation, where, 20.0)
         found = client._send(inputs, targets)
         for row, more in enumerate(moved):
             sent = [v for one in (learner, second) for v in one.update(inputs[row], targets[row]).values()]
@@ -86,8 +86,8 @@ def test_one_release_is_timed_once_for_a_stance(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(module, "seconds_of", seconds_of)
     where = context(simulate=sending(draws, observation.learner))
     for stance in ("plain", "simulated", "simulated"):
-        client = module._Client(KernelRegression(stance=stance), observation, where)
-        assert client._seconds(torch.tensor([1])) == 0.25
+        client = module._Client(KernelRegression(stance=stance), observation, where, 20.0)
+        assert client._cost(torch.tensor([1])) == 0.25
     assert len(timed) == 2 and draws == [FIRST_DRAW + 4]
 
 
@@ -104,7 +104,7 @@ def test_the_fit_gets_every_release_with_its_picture_and_its_fold(
     monkeypatch.setattr(module, "seconds_of", lambda run: seconds)
     where = context(simulate=sending([], observation.learner), random_defense=random)
     attack = KernelRegression(records=40, draws=3, seconds=25.0, stance=stance)
-    client = module._Client(attack, observation, where)
+    client = module._Client(attack, observation, where, attack.seconds)
     client._fit(torch.tensor([2]))
     ((features, pictures, folds, parts),) = given
     expected = public_batches.public_batches(public(), torch.tensor([2]), 1, batches, where.seed.child("kernel regression"))
@@ -121,10 +121,10 @@ def test_equal_labels_are_ordered_by_brightness_and_places_of_an_embedding_are_n
     given: list[Tensor] = []
     monkeypatch.setattr(module, "fit_regression", lambda features, pictures, *rest: given.append(pictures))
     labels, where = torch.tensor([1, 1]), context()
-    client = module._Client(KernelRegression(records=20), seen(2), where)
+    client = module._Client(KernelRegression(records=20), seen(2), where, 20.0)
     client._fit(labels)
     client._fit(None)
-    module._Client(KernelRegression(records=20), embedded(2), where)._fit(labels)
+    module._Client(KernelRegression(records=20), embedded(2), where, 20.0)._fit(labels)
     seed = where.seed.child("kernel regression")
     told, free = (public_batches.public_batches(public(), each, 2, 20, seed).inputs for each in (labels, None))
     bright = told.flatten(2).mean(2).argsort(1)
@@ -139,7 +139,7 @@ def test_no_more_batches_are_sent_than_may_be_held(monkeypatch: pytest.MonkeyPat
     values = 2 * 2 * 8 * 8
     for most, batches in ((20, 20), (17, 17), (3, LEAST)):
         monkeypatch.setattr(module, "MOST_VALUES", most * values)
-        module._Client(KernelRegression(records=30), seen(2), context())._fit(torch.tensor([0, 3]))
+        module._Client(KernelRegression(records=30), seen(2), context(), 20.0)._fit(torch.tensor([0, 3]))
         assert given[-1].shape == (batches, values)
 
 
@@ -167,10 +167,10 @@ def test_who_differs_in_anything_that_teaches_has_a_fit_of_its_own(monkeypatch: 
     ]
     for again in range(2):
         for place, (attack, observation, labels) in enumerate(cases):
-            found: Any = module._Client(attack, observation, where).fit(labels)
+            found: Any = module._Client(attack, observation, where, 20.0).fit(labels)
             assert found.entries == place + 1, again
     assert len(fits) == len(cases)
-    module._Client(plain, base, dataclasses.replace(where, public=public(71))).fit(one)
+    module._Client(plain, base, dataclasses.replace(where, public=public(71)), 20.0).fit(one)
     assert len(fits) == len(cases) + 1
 
 
@@ -178,7 +178,7 @@ def test_memory_keeps_as_much_as_it_may_and_forgets_the_oldest(monkeypatch: pyte
     monkeypatch.setattr(module, "KEPT", 20)
     monkeypatch.setattr(module._Client, "_fit", lambda self, labels: SimpleNamespace(entries=10))
     where = context()
-    client = module._Client(KernelRegression(), seen(), where)
+    client = module._Client(KernelRegression(), seen(), where, 20.0)
     for label in (0, 1):
         client.fit(torch.tensor([label]))
     assert [key[2] for key in where.memory["regressions"]] == [(0,), (1,)], "as much as may be kept"
