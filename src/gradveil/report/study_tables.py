@@ -371,8 +371,8 @@ MAKERS: dict[str, tuple[list[str], Callable[[Mapping[str, Any], Sequence[str], S
     ),
     "levels": (
         _head(
-            "defense | picture | by | plain: picture | informed: picture | PSNR, dB (null) | not found: search failed · information "
-            "gone | power"
+            "defense | picture | by | plain: picture | informed: picture | PSNR, dB (null) | not found: search failed · "
+            "information gone | power"
         ),
         _leaks,
     ),
