@@ -3,7 +3,7 @@
 PYTHON ?= python3
 OUT ?= out/first-light
 WORKERS ?= 2
-SAMPLE ?= first
+SAMPLE ?= third
 
 BIN := .venv/bin
 STAMP := .venv/.installed
@@ -48,7 +48,7 @@ test: $(STAMP) ## Lint, types and all quick tests
 test-slow: $(STAMP) ## The tests that take more than five seconds each
 	$(PYTEST) -m slow
 
-test-mutants: $(STAMP) ## Put small faults into the package and see which no test notices; SAMPLE=second for the other sample
+test-mutants: $(STAMP) ## Put small faults into the package and see which no test notices; SAMPLE=practice for another sample
 	OMP_NUM_THREADS=1 $(BIN)/python -m scripts.mutants --sample $(SAMPLE) --workers $(WORKERS)
 
 check: $(STAMP) ## Lint and types only

@@ -1,7 +1,7 @@
 """Put small faults into the package, one at a time, and see whether the tests that reach them notice.
 
-python -m scripts.mutants --sample first
-python -m scripts.mutants --sample second --workers 2
+python -m scripts.mutants --sample practice
+python -m scripts.mutants --sample third --workers 2
 
 A fault lives in one forked process, in memory; no file is touched. Killed means that a test that runs the faulty line fails, and
 passes without the fault; tests that compare with golden numbers do not count, and a time-out does. Results are kept in the output

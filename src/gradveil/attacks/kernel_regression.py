@@ -240,7 +240,7 @@ class _Client:
         key = ("seconds of a release", self.attack.stance)
         if key not in self.context.memory:
             few = self._batches(labels, 1)
-            inputs, targets = few.inputs[:1].to(self.reference), few.targets[:1].to(self.reference.device)
+            inputs, targets = few.inputs.to(self.reference), few.targets.to(self.reference.device)
             self.context.memory[key] = seconds_of(lambda place: self._some(inputs, targets, place))
         found: float = self.context.memory[key]
         return found
@@ -248,8 +248,8 @@ class _Client:
     def _send(self, inputs: Tensor, targets: Tensor) -> Tensor:
         """Return (R, D) releases as rows, a few at a time, since each is as large as the network."""
         few = 1 if self._random else self._together(inputs)
-        starts = range(0, len(inputs), few)
-        return torch.cat([self._some(inputs[i : i + few], targets[i : i + few], i) for i in starts])
+        pieces = zip(inputs.split(few), targets.split(few), strict=True)
+        return torch.cat([self._some(x, y, few * place) for place, (x, y) in enumerate(pieces)])
 
     def _together(self, inputs: Tensor) -> int:
         learner, rounds = self.seen.learner, len(self.seen.learners)

@@ -97,7 +97,7 @@ def evidence_of(observation: Observation, stance: str, context: AttackContext, *
 
     A linear attacker learns gains and errors itself, of more records, so ``learned`` begins with the values alone.
     """
-    adversary = OpenAdversary() if stance == "learned" else adversary_for(stance, observation, context)
+    adversary = OpenAdversary() if stance == "learned" else adversary_for(stance, observation)
     reference = next(iter(observation.learner.weights.values()))
     # All observations get the same, so that nothing depends on the company a target is attacked in.
     drawn = adversary.variables(observation, context.seed.child("linear", stance).generator("start"))

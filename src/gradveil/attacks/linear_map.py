@@ -337,4 +337,4 @@ def _tracks(template: Evidence, context: AttackContext, steps: int) -> Callable[
     if renewing_of(template.adversary, context) is None:
         return None
     last = REFRESH_EVERY * math.floor(SETTLED * steps / REFRESH_EVERY)
-    return lambda step: step >= min(last, steps - 1)
+    return lambda step: step >= last

@@ -154,7 +154,7 @@ class _Lists:
     def _looked_up(self, pictures: Tensor, listed: Tensor) -> Tensor:
         """Return (records, N) how near each candidate is to the nearest picture of the update; nobody knows which is of which."""
         flat = self.pool.inputs.flatten(1).double().cpu()
-        near = -torch.cdist(pictures[: len(listed)].flatten(1).double().cpu(), flat).square()
+        near = -torch.cdist(pictures.flatten(1).double().cpu(), flat).square()
         of_update: Tensor = near.unflatten(0, (-1, self.each)).amax(1)
         updates = torch.tensor([update for update, _ in self.pool.records])
         return of_update[updates].masked_fill(~listed, float("-inf"))

@@ -236,7 +236,7 @@ def _varies(values: NDArray[np.float64]) -> bool:
 
 def _spearman(x: NDArray[np.float64], y: NDArray[np.float64]) -> Coefficient:
     found = stats.spearmanr(x, y)
-    p = _exact_p(stats.rankdata(x), stats.rankdata(y)) if len(x) <= EXACT else float(found.pvalue)
+    p = _exact_p(stats.rankdata(x), stats.rankdata(y)) if x.size <= EXACT else float(found.pvalue)
     return Coefficient(value=float(found.statistic), p=p)
 
 
@@ -246,8 +246,8 @@ def _partial(x: NDArray[np.float64], y: NDArray[np.float64], given: NDArray[np.f
     ranks -= ranks.mean(1, keepdims=True)
     left = ranks[:2] - np.outer(ranks[:2] @ ranks[2], ranks[2]) / (ranks[2] @ ranks[2])
     lengths = np.linalg.norm(left, axis=1)
-    free = len(x) - 3
-    if free < 1 or bool((lengths <= 1e-9 * np.linalg.norm(ranks[:2], axis=1)).any()):
+    free = ranks.shape[1] - 3
+    if free < 1 or bool((lengths <= 1e-9 * np.linalg.norm(ranks)).any()):
         return None
     value = float(np.clip(left[0] @ left[1] / lengths.prod(), -1.0, 1.0))
     t = value * np.sqrt(free / max(1e-300, 1 - value**2))

@@ -57,7 +57,8 @@ def fit_sensitivity(
     """
     counted = Counter(zip(ranks, sizes, strict=True))
     kept_ranks, kept_sizes = zip(*counted, strict=True)
-    counts = np.array(list(counted.values()), dtype=np.float64) * ((worth or len(ranks)) / len(ranks))
+    counts = np.array(list(counted.values()), dtype=np.float64)
+    counts *= worth / counts.sum() if worth else 1.0
 
     def loss(d: float) -> float:
         return -float(counts @ np.log(rank_probabilities(kept_ranks, kept_sizes, d).clip(1e-300)))

@@ -91,7 +91,7 @@ class OutpostAdversary(OpenAdversary):
     def _mask(self, value: Tensor, std: float) -> Tensor:
         if value.ndim == 0 or value.numel() == 0:
             return torch.ones_like(value)
-        noisy = (value != 0).all(0, keepdim=True)
+        noisy = (value != 0).all(0)
         return torch.where(noisy, (value.abs() > SURELY_KEPT * std), value != 0).to(value)
 
     def compare(self, evidence: Named, simulated: Named, variables: Named) -> Comparison:

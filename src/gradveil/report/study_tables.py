@@ -214,6 +214,7 @@ def _leaks(study: Mapping[str, Any], order: Sequence[str], levels: Sequence[str]
             title,
             *_levels(found, levels),
             f"{_share(found.identified)}{_without(level_of(found, 'picture'))}",
+            found.strongest.name if found.identified.count else MISSING,
             _identified(found, found.plain),
             _identified(found, found.informed),
             f"{_number(cell['selected'], 'psnr')} ({cell['bar']['psnr']['value']:.1f})",
@@ -370,8 +371,8 @@ MAKERS: dict[str, tuple[list[str], Callable[[Mapping[str, Any], Sequence[str], S
     ),
     "levels": (
         _head(
-            "defense | picture | plain: picture | informed: picture | PSNR, dB (null) | not found: search failed · information "
-            "gone | power"
+            "defense | picture | by | plain: picture | informed: picture | PSNR, dB (null) | not found: search failed · "
+            "information gone | power"
         ),
         _leaks,
     ),

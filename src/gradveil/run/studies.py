@@ -22,7 +22,7 @@ from gradveil.run.jobs import Progress, training_key
 from gradveil.run.ladders import expand_defense
 from gradveil.run.pool import run_cells
 from gradveil.run.trainings import all_trainings
-from gradveil.storage.study_file import pack_folder, write_study
+from gradveil.storage.study_file import pack_folder, rounded, write_study
 from gradveil.study.cell import Cell
 from gradveil.study.plan import Plan
 from gradveil.study.published import Study
@@ -89,7 +89,7 @@ def run_study(
     trainings = [training_key(each, materials) for each in all_trainings(cells, utility)] if utility is not None else []
     content = pack_folder(work, study.name, study.layout.as_dict(), trainings=trainings)
     content["spellings"] = _spellings(study)
-    return write_study(out, _by_name(content, _paths(cells)))
+    return write_study(out, rounded(_by_name(content, _paths(cells))))
 
 
 def _spellings(study: Study) -> dict[str, str]:

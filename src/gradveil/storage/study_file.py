@@ -19,9 +19,11 @@ from gradveil.storage.files import json_bytes, write_whole
 from gradveil.study.codec import Malformed, encode, read_json
 from gradveil.study.published import BEFORE, STUDY_FORMAT
 
-__all__ = ["as_folder", "is_study_file", "pack_folder", "read_study", "unpack_study", "write_study"]
+__all__ = ["as_folder", "is_study_file", "pack_folder", "read_study", "rounded", "unpack_study", "write_study"]
 
 SUFFIX = ".json.xz"
+DIGITS = 6
+"""Of every number in published results: no table shows more than three, and digits of noise are most of a file's weight."""
 RUN_FORMAT = "gradveil-run-1"
 OWN = ("name", "study", "spellings", "timings", "trainings", "training_timings", "documents")
 """Parts of a study file that run.json does not have."""
@@ -62,6 +64,19 @@ def write_study(path: Path, content: Mapping[str, Any]) -> Path:
     except OSError as error:
         raise UsageError(f"cannot write {str(path)!r}: {error.strerror or error}; name another file with --out") from error
     return path
+
+
+def rounded(value: Any) -> Any:
+    """Return plain values with their numbers to `DIGITS` digits; whole numbers and words as they are.
+
+    >>> rounded({"p": 1 / 3e9, "n": 1234567, "psnr": [14.123456789]})
+    {'p': 3.33333e-10, 'n': 1234567, 'psnr': [14.1235]}
+    """
+    if isinstance(value, dict):
+        return {name: rounded(each) for name, each in value.items()}
+    if isinstance(value, list):
+        return [rounded(each) for each in value]
+    return float(f"{value:.{DIGITS}g}") if isinstance(value, float) else value
 
 
 def pack_folder(

@@ -115,8 +115,7 @@ def level_of(cell: CellResult, name: str) -> View:
 def _view(name: str, level: Level | None, reason: str = OLD, size: int | None = None) -> View:
     if level is None or level.share is None:
         return View(name=name, reason=(level.reason if level is not None else "") or reason)
-    top = Reach(attacker=level.attacker, share=level.share)
-    widest = max((top, *level.reached), key=lambda each: each.share.upper)
+    widest = max((Reach(share=level.share), *level.reached), key=lambda each: each.share.upper)
     hurried = f"the attacker {widest.attacker!r} had time for {widest.share.n}" if widest.share.n < level.share.n else ""
     upper = widest.share.upper
     return View(name=name, share=level.share, attacker=level.attacker, null=level.null, upper=upper, size=size, hurried=hurried)

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from gradveil.attacks import AttackContext
+from gradveil.attacks.base import PublicRecords
 from gradveil.client.update import run_client
 from gradveil.defenses import Defense, build_defense
 from gradveil.learning import Learner, loss_by_name
@@ -86,3 +87,17 @@ def own_inputs(count: int = 8, *, size: int = 1, seed: int = 50, dtype: torch.dt
     """Return what an attacker tries the client's code on: inputs (P, B, ...) and targets (P, B)."""
     batches = [make_batch(size, seed=seed + place, dtype=dtype) for place in range(count)]
     return torch.stack([each.inputs for each in batches]), torch.stack([each.targets for each in batches])
+
+
+def drawn(*shape: int, seed: int = 0) -> Tensor:
+    return torch.rand(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+
+
+def public(count: int = 70) -> PublicRecords:
+    return PublicRecords(drawn(count, *SHAPE, seed=3), torch.arange(count) % CLASSES, "same")
+
+
+def noting(calls: list[Any], call: Any, answer: Any) -> Any:
+    """Note a call and answer it."""
+    calls.append(call)
+    return answer

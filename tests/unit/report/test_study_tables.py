@@ -68,9 +68,10 @@ def test_levels_say_how_far_to_believe_them() -> None:
         },
     }
     assert body(study("levels", measured, cell("b", None))) == [
-        "| `dgp` | 7 of 8 (10–90 %), null 12 % | 2 of 8 (10–90 %) | 7 of 8 (10–90 %) | 20.0 (10.0) | 3 · 1 "
+        "| `dgp` | 7 of 8 (10–90 %), null 12 % | the choice of informed attackers | 2 of 8 (10–90 %) | 7 of 8 (10–90 %) "
+        "| 20.0 (10.0) | 3 · 1 "
         "| a50 0.25, 1 of 2 weaker |",
-        "| `none` | 6 of 8 (10–90 %), null 12 % | 2 of 8 (10–90 %) | – | 20.0 (10.0) | – | – |",
+        "| `none` | 6 of 8 (10–90 %), null 12 % | the choice among all | 2 of 8 (10–90 %) | – | 20.0 (10.0) | – | – |",
     ]
 
 

@@ -96,8 +96,7 @@ def fit_rows(features: Tensor, labels: Tensor, folds: Sequence[int]) -> RowModel
 
 def _usual(features: Tensor, labels: Tensor) -> Tensor:
     """Return the mean features of every class over the releases in which it is not the label."""
-    absent = torch.ones_like(features[..., :1])
-    absent[torch.arange(len(labels)), labels] = 0
+    absent = torch.ones_like(features[..., :1]).scatter(1, labels[:, None, None], 0)
     return (features * absent).sum(0) / absent.sum(0).clamp_min(1)
 
 
@@ -151,8 +150,11 @@ def fit_counts(features: Tensor, counts: Tensor) -> tuple[Tensor, float]:
         solved: Tensor = torch.linalg.solve(matrix.T @ matrix + penalty, matrix.T @ y.flatten())
         return solved
 
-    odd = torch.arange(len(features)) % 2 == 1
-    left = [design(features[test]) @ solve(features[~test], counts[~test]) - counts[test].flatten() for test in (odd, ~odd)]
+    odd, even = slice(1, None, 2), slice(0, None, 2)
+    left = [
+        design(features[test]) @ solve(features[kept], counts[kept]) - counts[test].flatten()
+        for test, kept in ((odd, even), (even, odd))
+    ]
     return solve(features, counts), float(torch.cat(left).square().mean().sqrt())
 
 

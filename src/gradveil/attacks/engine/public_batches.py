@@ -75,10 +75,9 @@ def by_brightness(pictures: Tensor, labels: Tensor) -> Tensor:
     mean = pictures.flatten(2).mean(2)
     for label in labels.unique():
         places = (labels == label).nonzero()[:, 0]
-        if len(places) > 1:
-            rank = mean[:, places].argsort(1)
-            here = torch.arange(len(pictures), device=pictures.device)[:, None]
-            ordered[:, places] = pictures[here, places[rank]]
+        rank = mean[:, places].argsort(1)
+        here = torch.arange(len(pictures), device=pictures.device)[:, None]
+        ordered[:, places] = pictures[here, places[rank]]
     return ordered
 
 

@@ -67,5 +67,5 @@ def _number(scores: Tensor, number: str) -> Tensor:
     if number == "height":
         middle = scores.masked_fill(~torch.isfinite(scores), float("nan")).nanmedian(1).values
         return torch.nan_to_num(scores.amax(1) - middle, nan=-1e300, neginf=-1e300)
-    top = torch.nan_to_num(scores, nan=-1e300, neginf=-1e300).topk(min(2, scores.shape[1]), dim=1).values
+    top = torch.nan_to_num(scores, nan=-1e300, neginf=-1e300).topk(min(2, scores.shape[1])).values
     return top[:, 0] - top[:, -1] if number == "lead" else top[:, 0]

@@ -75,11 +75,11 @@ def _denoise_one(image: Tensor, std: float) -> Tensor:
     noisy = basis @ F.unfold(image, window)  # (1, C, H, W) -> (1, P, L)
     kept = (noisy.abs() > THRESHOLD * std).to(image)
     kept[:, 0] = 1.0  # a patch's mean is never in doubt, and a patch always has some weight
-    pilot = _average(basis.T @ (noisy * kept), 1 / kept.sum(1, keepdim=True), (height, width), window)
+    pilot = _average(basis.T @ (noisy * kept), 1 / kept.sum(1), (height, width), window)
     power = (basis @ F.unfold(pilot, window)).square()
     gain = power / (power + std**2)
     gain[:, 0] = 1.0
-    result = _average(basis.T @ (noisy * gain), 1 / gain.square().sum(1, keepdim=True), (height, width), window)
+    result = _average(basis.T @ (noisy * gain), 1 / gain.square().sum(1), (height, width), window)
     return result.clamp(0, 1)
 
 

@@ -137,7 +137,7 @@ class ShadowAdversary(OpenAdversary):
         recipe = dataclasses.replace(self.defense.quick(), noise_momentum=0.0, until=max(self.defense.until, round_index + 1))
         noisy = noisy.detach().clamp(0, 1)
         clean, best = noisy, noisy
-        least = torch.full((len(noisy),), torch.inf, dtype=noisy.dtype, device=noisy.device)
+        least = noisy.new_full(noisy.shape[:1], torch.inf)
         states: list[State] = [{} for _ in range(self.starts)]
         for iteration in range(self.iterations + 1):
             batch = Batch(clean, targets, tuple(str(row) for row in range(len(clean))))

@@ -116,6 +116,9 @@ def test_a_ranking_follows_its_own_release_and_its_list() -> None:
         ([1.0, 1.0], [1.0, 1.0], 0.5, 0.5),
         ([5.0, 6.0, 7.0], [5.0, 5.0, 4.0], 5.5, 5 / 6),
         ([-5.0], [-6.0], -5.5, 1.0),
+        ([3.0, 4.0, 5.0], [0.0, 1.0], 2.0, 1.0),
+        ([3.0], [0.0, 1.0, 4.0], 2.0, 0.75),
+        ([0.0], [1.0, 2.0, 3.0], 3.0, 0.75),  # none is said to be there
     ],
 )
 def test_the_threshold_is_where_own_releases_are_told_best(
