@@ -60,9 +60,8 @@ def _public(train: Dataset, per_class: int) -> PublicRecords:
 
 
 def _attacked(subject: Subject, context: Any, stance: str, settings: SimpleNamespace) -> dict[str, Any]:
-    attack = KernelRegression(
-        records=settings.per_class * (settings.draws if context.random_defense else 1), draws=settings.draws
-    )
+    records = settings.per_class * (settings.draws if context.random_defense else 1)
+    attack = KernelRegression(records=records, draws=settings.draws, seconds=float(settings.seconds))
     begun = time.process_time()
     found = launch(attack.with_stance(stance), [target.observation for target in subject.targets], context)
     seconds = time.process_time() - begun
