@@ -39,6 +39,7 @@ def guarantee_of(subject: Subject) -> Guarantee:
         rounds=cell.rounds,
         weights=subject.learner.weights,
         fault=fault,
+        summed=cell.clients,
     )
 
 
@@ -52,7 +53,8 @@ def certify(subject: Subject) -> Certificate:
 def certificate_of_cell(subject: Subject) -> Certificate:
     """Return what no attacker of this cell can exceed, or why there is no certificate.
 
-    The noise of other clients of a secure aggregate is not counted, which only makes the bound larger.
+    Of a secure aggregate the noise of all its clients counts for whole clients; for single records that of their own client alone
+    does, which only makes the bound larger.
     """
     cell = subject.cell
     proved = guarantee_of(subject)

@@ -60,6 +60,8 @@ def train(
             typer.echo(f"measured on {tested_words(settings.weights)}")
         if result.guarantee:
             typer.echo(_privacy(result.guarantee))
+        if result.guarantee_of_sums:
+            typer.echo(_privacy(result.guarantee_of_sums))
         typer.echo(f"seed {settings.seed}\nresults: {folder}")
     idle = [record.note for record in result.rounds if record.note]
     if len(idle) == len(result.rounds):

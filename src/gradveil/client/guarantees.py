@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 
 from gradveil.defenses.base import Defense
@@ -26,6 +27,11 @@ _AFTER = (NoDefense, Clipping, GaussianNoise, LaplaceNoise, Pruning, TopK, Entry
 _BEFORE_RECORD = (NoDefense, DataNoise, ExampleClipping)
 """Treat every record by itself, so before per-example clipping they let no record touch another's gradient."""
 
+SUM = (
+    "nobody sees anything but sums of {} equal clients, each of whom adds its noise: a client that adds none, or tells it, takes "
+    "its share away"
+)
+
 _ALWAYS = (
     "the noise is drawn in floating point from a seeded generator, which the proof idealises as real numbers",
     "nothing else about the data is sent: no buffers of the model, and counts of examples are public",
@@ -40,6 +46,7 @@ def privacy_of(
     delta: float = 1e-5,
     layers: int | None = None,
     method: Method = "rdp",
+    summed: int = 1,
 ) -> Guarantee:
     """Return the differential privacy of a defense, or why it has none.
 
@@ -54,6 +61,7 @@ def privacy_of(
         delta: Probability with which ε may fail.
         layers: Number of layers, needed where ``clipping`` acts on each by itself.
         method: How to bound sampled releases; see `gradveil.proofs.accountant.epsilon`.
+        summed: Clients of whom nothing but the sum is seen, each with noise of its own; counts for whole clients alone.
     """
     parts = parts_of(defense)
     for index, part in enumerate(parts):
@@ -62,11 +70,11 @@ def privacy_of(
             if reason:
                 return Guarantee(reason=reason)
             return _certify("record", part.noise_multiplier, steps, sampling_rate, delta, method)
-    return _client_level(parts, steps, sampling_rate, delta, layers, method)
+    return _client_level(parts, steps, sampling_rate, delta, layers, method, summed)
 
 
 def _client_level(
-    parts: tuple[Defense, ...], steps: int, sampling_rate: float, delta: float, layers: int | None, method: Method
+    parts: tuple[Defense, ...], steps: int, sampling_rate: float, delta: float, layers: int | None, method: Method, summed: int
 ) -> Guarantee:
     pair = next((i for i in range(len(parts) - 1) if _clips(parts[i]) and _adds_noise(parts[i + 1])), None)
     if pair is None:
@@ -81,7 +89,10 @@ def _client_level(
     if reason:
         return Guarantee(reason=reason)
     sensitivity = clipping.bound * (math.sqrt(layers) if clipping.scope == "layer" and layers else 1.0)
-    return _certify("client", noise.std / sensitivity, steps, 1.0, delta, method)
+    proved = _certify("client", noise.own_std * math.sqrt(summed) / sensitivity, steps, 1.0, delta, method)
+    if proved.epsilon is None or summed == 1:
+        return proved
+    return dataclasses.replace(proved, summed=summed, sentence="", assumptions=(*proved.assumptions, SUM.format(summed)))
 
 
 def _is(part: Defense, *kinds: type[Defense]) -> bool:

@@ -38,7 +38,14 @@ def steps_with_one_record(training: TrainingSettings, examples: int) -> int:
 
 
 def privacy_of_updates(
-    defense: Defense, training: TrainingSettings, *, examples: int, rounds: int, weights: Iterable[str], fault: str = ""
+    defense: Defense,
+    training: TrainingSettings,
+    *,
+    examples: int,
+    rounds: int,
+    weights: Iterable[str],
+    fault: str = "",
+    summed: int = 1,
 ) -> Guarantee:
     """Return the guarantee of what an audit attacks: one client's updates on the same records.
 
@@ -49,13 +56,14 @@ def privacy_of_updates(
         rounds: Updates seen on the same records.
         weights: Names of the model's trainable tensors; layers are counted from them.
         fault: Why the run broke an assumption; then there is no guarantee, whatever the defense.
+        summed: Clients of whom nothing but the sum is seen.
     """
     layers = _layers(weights)
-    once = privacy_of(defense, layers=layers)
+    once = privacy_of(defense, layers=layers, summed=summed)
     if once.epsilon is None or fault:
         return once if once.epsilon is None else Guarantee(reason=fault)
     per_round = steps_with_one_record(training, examples) if once.unit == "record" else 1
-    return privacy_of(defense, steps=rounds * per_round, layers=layers)
+    return privacy_of(defense, steps=rounds * per_round, layers=layers, summed=summed)
 
 
 def privacy_of_training(
@@ -67,8 +75,9 @@ def privacy_of_training(
     weights: Iterable[str],
     fault: str = "",
     first_weights: bool = False,
+    sums_only: bool = False,
 ) -> Guarantee:
-    """Return the guarantee of a federated training as it ran, against a server that sees every payload and who sent it.
+    """Return the guarantee of a federated training as it ran: against a server that sees every payload and who sent it, or sums.
 
     What counts is the record (or client) that took part most often. No sampling is counted: records are dealt to minibatches in
     turn, not by independent coins, and the server knows whom it asked.
@@ -81,19 +90,32 @@ def privacy_of_training(
         weights: Names of the model's trainable tensors.
         fault: Why the run broke an assumption; then there is no guarantee, whatever the defense.
         first_weights: Whether training began from weights that were given.
+        sums_only: Against who sees nothing but the sum of each round, in which every client has noise of its own.
     """
     layers = _layers(weights)
     # δ is the chance of failure per record: it must stay well below one in all of them.
     delta = min(1e-5, 0.1 / max(1, sum(sizes)))
-    once = privacy_of(defense, layers=layers, delta=delta)
+    rounds = [list(chosen) for chosen in rounds]
+    summed = min((_as_many([sizes[client] for client in chosen]) for chosen in rounds), default=1) if sums_only else 1
+    once = privacy_of(defense, layers=layers, delta=delta, summed=summed)
     if once.epsilon is None or fault:
         return once if once.epsilon is None else Guarantee(reason=fault)
     took_part = Counter(client for chosen in rounds for client in chosen)
     per_round = {client: steps_with_one_record(training, sizes[client]) for client in took_part} if once.unit == "record" else {}
     steps = max((times * per_round.get(client, 1) for client, times in took_part.items()), default=0)
-    found = privacy_of(defense, steps=steps, layers=layers, delta=delta)
+    found = privacy_of(defense, steps=steps, layers=layers, delta=delta, summed=summed)
     more = [SECRET_SEED] + ["the weights that training began from were not made from these records"] * first_weights
     return dataclasses.replace(found, assumptions=(*found.assumptions, *more)) if found.epsilon is not None else found
+
+
+def _as_many(sizes: Sequence[int]) -> int:
+    """Return how many equal clients share noise as much as these: the largest weighs most, and its noise is all that is sure.
+
+    >>> _as_many([5, 5, 5]), _as_many([10, 1, 1]), _as_many([])
+    (3, 1, 1)
+    """
+    most = max(sizes, default=0)
+    return max(1, int(sum(size**2 for size in sizes) / most**2 + 1e-9)) if most else 1
 
 
 def _layers(weights: Iterable[str]) -> int:

@@ -12,7 +12,7 @@ from gradveil.adversary import OpenAdversary
 from gradveil.defenses.base import DEFENSES, ClientView, Defense, DefenseCard, State
 from gradveil.defenses.parts.label_evidence import label_under_noise
 from gradveil.records import Observation, Update, WhatArrives
-from gradveil.study.checks import check_number
+from gradveil.study.checks import check_number, check_whole
 from gradveil.tensors import check_finite
 
 __all__ = ["GaussianNoise", "NoisyUpdateAdversary"]
@@ -26,13 +26,14 @@ class NoisyUpdateAdversary(OpenAdversary):
     """
 
     std: float
+    sharers: int = 1
 
     def arrives(self, observation: Observation) -> WhatArrives:
         """Tell the noise on every entry, and how likely it makes each label.
 
         The mean over the clients of a secure aggregate has less of it.
         """
-        std = self.std / math.sqrt(observation.threat.clients)
+        std = self.std / math.sqrt(self.sharers * observation.threat.clients)
         return super().arrives(observation).replace(exact=frozenset, noise_std=std, label_evidence=label_under_noise(std))
 
 
@@ -57,6 +58,9 @@ class GaussianNoise(Defense):
 
     ``std`` is a standard deviation in the units of the update. A gradient and global minus local weights differ by the learning
     rate, so the same ``std`` is far stronger on the latter. Chain it after ``clipping`` for differential privacy.
+    With ``sharers`` n each client adds N(0, std²/n), so that the sum of n of them carries N(0, std²): enough for who sees sums
+    alone (a secure aggregate), and n times less variance before a server that sees every update. What is proved says which of
+    the two. Clients that collude, or add nothing, take their share of the noise away.
     It is the "GNP" of Xu et al. 2025, whose δ is a variance: ``std`` = √δ (0.3873 for δ = 0.15, their setting for CIFAR-10).
 
     Departs from the paper: none in the mathematics. Where training takes several steps, noise is added once, to the update.
@@ -66,13 +70,21 @@ class GaussianNoise(Defense):
 
     Attributes:
         std: Standard deviation of the noise; 0 is off.
+        sharers: Clients that share it, each adding std / √sharers.
     """
 
     std: float = 0.01
+    sharers: int = 1
 
     def __post_init__(self) -> None:
-        """Refuse a negative or endless amount of noise."""
+        """Refuse a negative or endless amount of noise, and no sharers."""
         check_number("gaussian_noise", "std", self.std)
+        check_whole("gaussian_noise", "sharers", self.sharers, 1)
+
+    @property
+    def own_std(self) -> float:
+        """Standard deviation of what one client adds."""
+        return self.std / math.sqrt(self.sharers)
 
     def protect_update(self, update: Update, view: ClientView, state: State) -> tuple[Update, State]:
         """Add the noise; the same seed, round and position in a chain give the same bits."""
@@ -82,10 +94,10 @@ class GaussianNoise(Defense):
         generator = view.generator("gaussian_noise")
 
         def noisy(value: Tensor) -> Tensor:
-            return value + self.std * torch.randn(value.shape, generator=generator, device=value.device, dtype=value.dtype)
+            return value + self.own_std * torch.randn(value.shape, generator=generator, device=value.device, dtype=value.dtype)
 
         return update.replace(weights={name: noisy(value) for name, value in update.weights.items()}), state
 
     def adversary(self) -> OpenAdversary:
         """Return the attacker who knows the noise."""
-        return NoisyUpdateAdversary(self.std) if self.std else OpenAdversary()
+        return NoisyUpdateAdversary(self.std, self.sharers) if self.std else OpenAdversary()

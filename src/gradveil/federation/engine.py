@@ -245,13 +245,18 @@ class _Run:
             data=self.federation.describe_data(),
             latency=latency,
             guarantee=self._guarantee(),
+            guarantee_of_sums=self._guarantee_of_sums(),
             buffers=self.server.buffers,
             version=__version__,
             command=self.command,
             provenance=_provenance(self.federation.settings) if self.folder is not None else {},
         )
 
-    def _guarantee(self) -> Guarantee:
+    def _guarantee_of_sums(self) -> Guarantee | None:
+        found = self._guarantee(sums_only=True)
+        return found if found.summed > 1 else None
+
+    def _guarantee(self, *, sums_only: bool = False) -> Guarantee:
         federation, settings = self.federation, self.federation.settings
         return privacy_of_training(
             federation.defense,
@@ -261,6 +266,7 @@ class _Run:
             weights=federation.learner.weights,
             fault=self._fault(),
             first_weights=bool(settings.weights),
+            sums_only=sums_only,
         )
 
     def _fault(self) -> str:

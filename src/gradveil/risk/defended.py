@@ -180,7 +180,8 @@ def _directed(defense: Defense, learner: Learner) -> tuple[Directed, ...]:
 def _directed_release(directed: tuple[Directed, ...], learner: Learner, defense: Defense, jacobian: Jacobian) -> DefendedRelease:
     """Return the release without sending anything: whoever has one record takes that record's own singular vectors."""
     on_data = [part.std for part in parts_of(defense) if isinstance(part, DataNoise)]
-    on_shared = [part.std for part in parts_of(defense) if isinstance(part, (GaussianNoise, EmbeddingNoise))]
+    on_shared = [part.std for part in parts_of(defense) if isinstance(part, EmbeddingNoise)]
+    on_shared += [part.own_std for part in parts_of(defense) if isinstance(part, GaussianNoise)]
     steps = learner.settings.steps(1) if learner.settings.shares == "weights" else 1
     public = any("public" in (getattr(part, "centres", ""), getattr(part, "basis", "")) for part in directed)
     found = []

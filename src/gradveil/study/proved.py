@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
-from gradveil.study.codec import NEEDED
+from gradveil.study.codec import NEEDED, OMITTED
 from gradveil.study.measures import Share
 
 __all__ = ["Certificate", "Guarantee", "MeanError", "Unit"]
@@ -36,6 +36,7 @@ class Guarantee:
         assumptions: What must hold for it, in sentences.
         reason: Why there is no guarantee; empty where there is one.
         sentence: All of it in one sentence, made from the rest where it is not given.
+        summed: Clients of whom nothing but the sum is seen; 1 is a server that sees every update.
     """
 
     epsilon: float | None = None
@@ -48,6 +49,7 @@ class Guarantee:
     assumptions: tuple[str, ...] = ()
     reason: str = ""
     sentence: str = field(default="", metadata=NEEDED)
+    summed: int = field(default=1, metadata=OMITTED)
 
     def __post_init__(self) -> None:
         """Say it in words."""
@@ -60,6 +62,7 @@ class Guarantee:
         sampled = f", sampled at {self.sampling_rate:g}" if self.sampling_rate < 1 else ""
         releases = "1 release" if self.steps == 1 else f"{self.steps} releases"
         told = f"ε = {self.epsilon:.3g} at δ = {self.delta:g} per {self.unit} after {releases}{sampled} ({how})"
+        told += f", before who sees nothing but sums of {self.summed} clients" if self.summed > 1 else ""
         return told + ("; an ε this large promises nothing in practice" if self.epsilon > PROMISES_NOTHING else "")
 
 

@@ -216,7 +216,8 @@ class TrainingResult:
         final_f1: F1 after the last evaluated round, where there are two classes.
         bytes: Of all rounds so far.
         latency: Where it was asked for.
-        guarantee: Differential privacy after the rounds so far, or why there is none.
+        guarantee: Differential privacy after the rounds so far, or why there is none, against a server that sees every update.
+        guarantee_of_sums: The same against who sees nothing but the sum of each round, where that is another.
         seconds: Time of all rounds, those before a resumption included.
         provenance: Where it ran.
         weights: The global model's trainable tensors.
@@ -225,7 +226,7 @@ class TrainingResult:
 
     KEYS = (
         *("format", "version", "command", "settings", "data", "parameters", "rounds", "finished", "final_accuracy"),
-        *("best_accuracy", "final_f1", "bytes", "latency", "refused", "guarantee", "seconds", "provenance"),
+        *("best_accuracy", "final_f1", "bytes", "latency", "refused", "guarantee", "guarantee_of_sums", "seconds", "provenance"),
     )
     format = TRAINING_FORMAT
 
@@ -239,6 +240,7 @@ class TrainingResult:
     bytes: Traffic = Traffic()
     latency: Latency | None = None
     guarantee: Guarantee | None = None
+    guarantee_of_sums: Guarantee | None = field(default=None, metadata=OMITTED)
     seconds: float | None = None
     provenance: Mapping[str, Any] = field(default_factory=dict)
     weights: Named = field(default_factory=dict, metadata=BESIDE)

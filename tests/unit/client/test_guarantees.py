@@ -12,7 +12,8 @@ from gradveil.defenses.base import ClientView, State
 from gradveil.defenses.clipping import Clipping
 from gradveil.defenses.dp_sgd import DPSGD
 from gradveil.proofs.accountant import epsilon
-from gradveil.study.codec import encode
+from gradveil.study.codec import decode, encode
+from gradveil.study.proved import Guarantee
 from gradveil.tensors import Named
 from gradveil.testing.faults import DoesNothing, FixedSeed
 
@@ -115,3 +116,20 @@ def test_every_defense_gets_an_answer_that_can_be_saved(name: str) -> None:
     assert (found.epsilon is None) == bool(found.reason)
     assert json.loads(json.dumps(encode(found)))["sentence"] == found.sentence
     assert (found.epsilon is not None) == (name == "dp_sgd"), "only dp_sgd is certified alone"
+
+
+def test_shared_noise_has_two_proofs_one_for_who_sees_sums_and_one_for_the_server() -> None:
+    shared = build_defense("clipping(bound=2.0) + gaussian_noise(std=8.0, sharers=16)")
+    sums, server = (privacy_of(shared, steps=5, summed=summed) for summed in (16, 1))
+    whole = privacy_of(build_defense("clipping(bound=2.0) + gaussian_noise(std=8.0)"), steps=5)
+    assert sums.epsilon == whole.epsilon == epsilon(noise_multiplier=4.0, steps=5)
+    assert server.epsilon == epsilon(noise_multiplier=1.0, steps=5)
+    assert (sums.summed, server.summed) == (16, 1) and sums.sentence.endswith("before who sees nothing but sums of 16 clients")
+    assert (
+        "sums" not in server.sentence
+        and server.assumptions == sums.assumptions[:-1]
+        and "takes its share" in sums.assumptions[-1]
+    )
+    # The noise of other clients hides no single record of one that is known to the attacker, and dp_sgd is about records.
+    assert privacy_of(build_defense("dp_sgd"), summed=16) == privacy_of(build_defense("dp_sgd"))
+    assert decode(Guarantee, encode(sums)) == sums

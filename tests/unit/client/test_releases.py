@@ -96,3 +96,20 @@ def test_an_epsilon_that_promises_nothing_says_so() -> None:
 def test_noise_too_small_to_count_is_no_guarantee() -> None:
     found = privacy_of(build_defense("dp_sgd(noise_multiplier=1e-300)"))
     assert found.epsilon is None and "too small" in found.reason
+
+
+def test_the_sum_of_a_round_has_the_noise_of_all_of_it_and_the_smallest_round_counts() -> None:
+    defense, training = build_defense("clipping(bound=1.0) + gaussian_noise(std=1.0, sharers=4)"), TrainingSettings()
+    asked: dict[str, Any] = {"sizes": [10, 10, 10, 10, 1], "weights": ["a.weight"]}
+    rounds = [[0, 1, 2, 3], [0, 1, 2]]
+    sums, server = (privacy_of_training(defense, training, rounds=rounds, sums_only=only, **asked) for only in (True, False))
+    assert (sums.summed, server.summed) == (3, 1) and sums.noise_multiplier == pytest.approx(0.5 * 3**0.5)
+    assert server.noise_multiplier == 0.5 and sums.steps == server.steps == 2
+    # Of two clients the large one hides behind its own noise alone.
+    assert privacy_of_training(defense, training, rounds=[[0, 4]], sums_only=True, **asked).summed == 1
+
+
+def test_an_audit_of_a_sum_counts_the_noise_of_all_its_clients() -> None:
+    defense = build_defense("clipping(bound=1.0) + gaussian_noise(std=1.0)")
+    found = privacy_of_updates(defense, TrainingSettings(), examples=1, rounds=1, weights=["a.weight"], summed=4)
+    assert found.noise_multiplier == 2.0 and found.summed == 4

@@ -51,6 +51,17 @@ def test_noise_follows_its_law(defense: Defense, golden: str) -> None:
     assert found == pytest.approx(GOLDEN[golden]["value"], rel=GOLDEN[golden]["tolerance"])
 
 
+def test_sharers_add_what_together_is_the_whole_noise() -> None:
+    one, whole = GaussianNoise(std=0.6, sharers=9), GaussianNoise(std=0.6)
+    assert one.own_std == pytest.approx(0.2) and whole.own_std == 0.6
+    found = noise_on_zeros(one)
+    assert torch.allclose(3 * found, noise_on_zeros(whole), rtol=1e-5)
+    arrived = one.adversary().arrives(Scene.of(one).observe(one, 1, Scene.of(one).batch))
+    assert arrived.noise_std == pytest.approx(0.2)
+    with pytest.raises(UsageError, match="sharers"):
+        GaussianNoise(sharers=0)
+
+
 @pytest.mark.parametrize("defense", [GaussianNoise(std=0.5), LaplaceNoise(scale=0.5)])
 def test_half_precision_noise_is_finite_and_of_the_right_size(defense: Defense) -> None:
     found = noise_on_zeros(defense, dtype=torch.bfloat16)
