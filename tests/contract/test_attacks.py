@@ -17,10 +17,14 @@ from gradveil.testing.attacks_scene import Scene
 from gradveil.testing.contract import NotApplicable, run_checks
 
 
+SPARED = {"kernel_regression": {"records": 128}}
+"""Settings with which an attack does the same in less time; those of its card's home."""
+
+
 @pytest.mark.parametrize("check", ATTACK_CHECKS, ids=lambda check: check.__name__)
 @pytest.mark.parametrize("name", ATTACKS.names())
 def test_registered_attack_keeps_its_promise(name: str, check: Check) -> None:
-    attack = ATTACKS.build(name)
+    attack = ATTACKS.build({"name": name, **SPARED.get(name, {})})
     try:
         check(attack, Scene.of(attack))
     except NotApplicable as reason:
