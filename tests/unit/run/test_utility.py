@@ -325,6 +325,7 @@ def whole(out: Path, room: str) -> dict[str, bytes]:
     return {path.name: path.read_bytes() for path in sorted((out / room).glob("????????????????.json"))}
 
 
+@pytest.mark.slow
 def test_a_run_killed_among_its_trainings_ends_with_the_same_bytes(measured: Path, tmp_path: Path) -> None:
     one, two = measured, tmp_path
     first = start_quickly([*COMMAND, "--out", str(two)], two / "said")
