@@ -16,7 +16,6 @@ from gradveil.testing.attacks import ATTACK_CHECKS, Check, check_attack
 from gradveil.testing.attacks_scene import Scene
 from gradveil.testing.contract import NotApplicable, run_checks
 
-
 SPARED = {"kernel_regression": {"records": 128}}
 """Settings with which an attack does the same in less time; those of its card's home."""
 
