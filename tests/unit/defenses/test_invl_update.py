@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from gradveil.client.update import run_client
 from gradveil.data.public import public_images
-from gradveil.defenses import ClientView, build_defense
+from gradveil.defenses import ClientView, adapt, build_defense
 from gradveil.defenses.invl.gnp import MADE, SCALED, InvLGNP
 from gradveil.defenses.invl.gnp_adversary import SubspaceUpdateAdversary
 from gradveil.defenses.invl.singular_noise import average_jacobian, class_centres
@@ -248,7 +248,7 @@ def test_a_model_too_large_for_the_basis_is_compared_plainly_and_flagged(monkeyp
 
 def test_an_adapted_model_is_taken_at_the_mean_of_its_noise() -> None:
     chained = build_defense("precode(latent=4) + invl_gnp(delta=0.01)")
-    adapted = chained.adapt_model(build_model("lenet", input_shape=(1, 12, 12), classes=3, seed=Seed(0)))
+    adapted = adapt(chained, build_model("lenet", input_shape=(1, 12, 12), classes=3, seed=Seed(0)))
     loss = loss_by_name("cross_entropy")
     own = Learner.of(adapted.model, adapted.adapt_loss(loss) if adapted.adapt_loss else loss)
     own = own.replace(noise={name: torch.zeros((1, 2, *shape)) for name, shape in adapted.noise_shapes.items()})

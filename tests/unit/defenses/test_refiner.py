@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from gradveil.client.update import run_client
-from gradveil.defenses import ClientView, State, build_defense
+from gradveil.defenses import ClientView, State, adapt, build_defense
 from gradveil.defenses.none import NoDefense
 from gradveil.defenses.refiner.defense import CENTRE, INPUTS, LAMBDA, Refiner, evaluation_network
 from gradveil.defenses.refiner.refinement import Refinement, importance, layer_numbers, project_on_ball, weighted_gap
@@ -318,7 +318,7 @@ def test_a_ball_after_another_gradient_defense_is_refused() -> None:
 
 def test_a_bottleneck_sees_the_same_noise_in_both_gradients() -> None:
     defense = build_defense("precode(latent=8) + refiner(epsilon=0)")
-    adapted = defense.adapt_model(build_model("lenet", input_shape=(3, 16, 16), classes=4, seed=Seed(0)))
+    adapted = adapt(defense, build_model("lenet", input_shape=(3, 16, 16), classes=4, seed=Seed(0)))
     assert adapted.adapt_loss is not None
     noise = {name: torch.zeros((1, 3, *shape)) for name, shape in adapted.noise_shapes.items()}
     learner = Learner.of(adapted.model, adapted.adapt_loss(loss_by_name("cross_entropy"))).replace(noise=noise)

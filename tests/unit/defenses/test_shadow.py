@@ -11,7 +11,7 @@ from torch import Tensor
 
 from gradveil.adversary import OpenAdversary
 from gradveil.client.update import run_client
-from gradveil.defenses import build_defense, chain
+from gradveil.defenses import adapt, build_defense, chain
 from gradveil.defenses.shadow.adversary import ShadowAdversary, common_share
 from gradveil.defenses.shadow.defense import Shadow
 from gradveil.defenses.shadow.fit import choose_generator, generator_on
@@ -265,7 +265,7 @@ def test_works_behind_a_variational_bottleneck() -> None:
     both = chain(PRECODE(latent=4), shadow())
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
-        adapted = both.adapt_model(learner().model)
+        adapted = adapt(both, learner().model)
     own = learner()
     from gradveil.learning.learner import Learner
 

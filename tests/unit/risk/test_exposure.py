@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from gradveil.cli import main
-from gradveil.defenses import ClientView, Defense, DefenseCard, State, build_defense
+from gradveil.defenses import ClientView, Defense, DefenseCard, State, adapt, build_defense
 from gradveil.errors import UsageError
 from gradveil.learning import Learner, loss_by_name
 from gradveil.models import build_model
@@ -81,7 +81,7 @@ def test_modes_agree_and_say_what_they_did() -> None:
 )
 def test_every_kind_of_defense_has_a_finite_score(spelling: str, words: str) -> None:
     defense = build_defense(spelling)
-    adapted = defense.adapt_model(build_model("mlp", input_shape=SHAPE, classes=3, seed=Seed(0)))
+    adapted = adapt(defense, build_model("mlp", input_shape=SHAPE, classes=3, seed=Seed(0)))
     loss = loss_by_name("cross_entropy")
     own = Learner.of(adapted.model, adapted.adapt_loss(loss) if adapted.adapt_loss else loss)
     own = own.replace(noise={name: torch.zeros((1, 1, *shape)) for name, shape in adapted.noise_shapes.items()})
