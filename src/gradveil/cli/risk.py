@@ -36,7 +36,7 @@ def risk(
     cut: Annotated[Texts, typer.Option(help=CUT_HELP)] = None,
     records: Annotated[int, typer.Option(help="How many records are scored.")] = 16,
     mode: Annotated[str, typer.Option(help="Of InvRE: auto, dense, gram, leading, or off.")] = "auto",
-    prior: Annotated[str, typer.Option(help="Public records: auto, same, other, or off for no exposure.")] = "auto",
+    prior: Annotated[str, typer.Option(help="Public records: auto, same, other, none (1/f²), or off for no exposure.")] = "auto",
     rank: Annotated[int | None, typer.Option(help="Directions kept of public records; 256 where there are enough.")] = None,
     noise_form: Annotated[str, typer.Option(help="How noise counts in InvRE: inverse or paper; see docs/risk.md.")] = "inverse",
     compare: Annotated[bool, typer.Option("--compare", help="Rank models and cuts by exposure, least first.")] = False,

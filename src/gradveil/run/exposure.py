@@ -89,8 +89,8 @@ def assess_risk(
         mode: How spectra are computed; ``off`` leaves InvRE out.
         noise_form: How noise counts.
         alpha: Centre of the score; None takes that of the package.
-        prior: Where public records are from: ``same`` (the data that are not scored), ``other`` (a built-in photograph), ``off``
-            for no exposure, ``auto`` for the first where there are enough.
+        prior: Where public records are from: ``same`` (the data that are not scored), ``other`` (built-in photographs), ``none``
+            (draws of a law that says next to nothing), ``off`` for no exposure, ``auto`` for the first where there are enough.
         rank: Directions kept of the public records; None takes 256 where there are enough of them.
         ranked: Whether models and cuts are ranked, least exposed first.
         on_record: Told what is scored and how many records are done.

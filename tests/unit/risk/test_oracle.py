@@ -188,15 +188,17 @@ def test_public_records_may_be_of_another_source_or_none(tmp_path: Path, capsys:
         assert main([*BASE, "--json", *options]) == 0
         return capsys.readouterr().out
 
-    same, other = (json.loads(said("--data", "digits", "--prior", name)) for name in ("same", "other"))
-    assert other["exposures"][0]["public"]["source"] == "pieces of a built-in photograph"
-    assert same["exposures"][0]["mean"] != other["exposures"][0]["mean"]
+    asked = ("same", "other", "none")
+    same, other, law = (json.loads(said("--data", "digits", "--prior", name))["exposures"][0] for name in asked)
+    assert other["public"]["source"] == "pieces of built-in photographs" and "1/f²" in law["public"]["source"]
+    assert len({each["mean"] for each in (same, other, law)}) == 3
+    assert same["records"][0]["listed"] == law["records"][0]["listed"] == 1.0, "candidates are records, whatever the prior"
     assert "exposures" not in json.loads(said("--data", "digits", "--prior", "off"))
     rng = np.random.default_rng(0)
     features, labels = rng.random((12, 20), dtype=np.float32), np.arange(12) % 3
     np.savez(tmp_path / "few.npz", x=features, y=labels)
     found = json.loads(said("--data", str(tmp_path / "few.npz")))
-    assert "at least 16 public records" in found["notes"][0] and "exposures" not in found
+    assert "at least 16 public records" in found["notes"][0] and "--prior none" in found["notes"][0] and "exposures" not in found
     for options, words in (
         (["--prior", "other"], "no pictures"),
         (["--prior", "same"], "at least 16 public records, and there are 9"),
