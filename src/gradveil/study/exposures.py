@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-__all__ = ["EXPOSURE_MEANING", "Exposure", "PublicRecords", "RecordExposure"]
+__all__ = ["EXPOSURE_MEANING", "Decibels", "Exposure", "PublicRecords", "RecordExposure", "Summed"]
 
 EXPOSURE_MEANING = (
     "Exposure is how far a linear attacker with public records, told the derivative at the record, gets below the error of "
@@ -34,61 +34,54 @@ class PublicRecords:
 
 
 @dataclass(frozen=True, kw_only=True)
-class RecordExposure:
-    """One record.
+class Decibels:
+    """How exposed one record is.
+
+    Attributes:
+        exposure: In dB above knowing nothing, the curvature of the release counted as noise.
+        linear: The same of a release that is taken to be linear: where both differ, trust neither far.
+        null: Mean squared error of knowing nothing but the mean of public records: the record's contrast.
+        listed: Chance to be named first on a list of 256 candidates; None where the release is neither exact nor Gaussian.
+    """
+
+    exposure: float | None = None
+    linear: float | None = None
+    null: float
+    listed: float | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class RecordExposure(Decibels):
+    """One record of ``gradveil risk``.
 
     Attributes:
         row: Its row in the data.
         label: Its class; None where targets are masks.
-        exposure: In dB above knowing nothing, the curvature of the release counted as noise.
-        linear: The same of a release that is taken to be linear: where both differ, trust neither far.
         error: Mean squared error behind ``exposure``.
-        null: That of knowing nothing but the mean of public records: the record's contrast.
-        listed: Chance to be named first on a list of 256 candidates; None where the release is neither exact nor Gaussian.
         seconds: Time it took.
     """
 
+    KEYS = ("row", "label", "exposure", "linear", "error", "null", "listed", "seconds")
+
     row: int
     label: int | None = None
-    exposure: float | None = None
-    linear: float | None = None
     error: float | None = None
-    null: float
-    listed: float | None = None
     seconds: float = 0.0
 
 
 @dataclass(frozen=True, kw_only=True)
-class Exposure:
-    """All records under one model and one defense.
+class Summed:
+    """Several records under one defense.
 
     Attributes:
-        model: Spelling.
-        defense: Spelling.
         public: What the attacker is taken to know.
-        records: In the order of their rows.
+        records: In order.
         reason: Why there are no decibels; empty where there are.
         unlisted: Why there is no number of a list; empty where there is.
     """
 
-    KEYS = (
-        "model",
-        "defense",
-        "mean",
-        "mean_linear",
-        "mean_listed",
-        "public",
-        "reason",
-        "unlisted",
-        "doubt",
-        "seconds",
-        "records",
-    )
-
-    model: str
-    defense: str
     public: PublicRecords = PublicRecords()
-    records: tuple[RecordExposure, ...] = ()
+    records: tuple[Decibels, ...] = ()
     reason: str = ""
     unlisted: str = ""
 
@@ -96,6 +89,11 @@ class Exposure:
     def mean(self) -> float | None:
         """Mean exposure in dB."""
         return _mean([record.exposure for record in self.records])
+
+    @property
+    def worst(self) -> float | None:
+        """Exposure of the most exposed record."""
+        return max((record.exposure for record in self.records if record.exposure is not None), default=None)
 
     @property
     def mean_linear(self) -> float | None:
@@ -116,6 +114,26 @@ class Exposure:
             f"the release bends: {self.mean:.1f} dB count that as noise, {self.mean_linear:.1f} not at all, and an attacker who "
             "searches near the truth may get anything between; attack it"
         )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Exposure(Summed):
+    """All records under one model and one defense.
+
+    Attributes:
+        model: Spelling.
+        defense: Spelling.
+        records: In the order of their rows.
+    """
+
+    KEYS = (
+        *("model", "defense", "mean", "worst", "mean_linear", "mean_listed"),
+        *("public", "reason", "unlisted", "doubt", "seconds", "records"),
+    )
+
+    model: str
+    defense: str
+    records: tuple[RecordExposure, ...] = ()
 
     @property
     def seconds(self) -> float:

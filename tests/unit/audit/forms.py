@@ -41,7 +41,7 @@ CERTIFICATE = {
 }
 SIDE = {"mean": NUMBER, "worst": NUMBER, "high": NUMBER, "mode": str}
 COEFFICIENT = ({"value": NUMBER, "p": NUMBER}, None)
-RISK = {
+RISK: dict[str, Any] = {
     **{"reason": "", "meaning": str, "alpha": NUMBER, "beta": NUMBER, "gap_rule": str, "noise_form": str, "notes": [str]},
     **{"defended": SIDE, "undefended": SIDE},
     "records": [
@@ -74,6 +74,13 @@ LISTED = {**LEVEL, "size": int, "sensitivity": SENSITIVITY}
 LEVELS = {
     "label": LEVEL,
     "list": {"lists": dict.fromkeys(("random", "same_label", "nearest"), LISTED), "presence": LEVEL, "draws": int},
+}
+EXPOSURE = {
+    **{"meaning": str, "mean": MAYBE, "worst": MAYBE, "mean_linear": MAYBE, "mean_listed": MAYBE, "mean_gain": MAYBE},
+    **{"public": {"source": str, "records": int, "rank": int, "kept": NUMBER}, "reason": str, "unlisted": str, "doubt": str},
+    "records": [{"pseudonym": str, "exposure": MAYBE, "linear": MAYBE, "null": NUMBER, "listed": MAYBE, "gain": MAYBE}],
+    "correlation": (RISK["correlation"], {name: form for name, form in RISK["correlation"].items() if name != "partial"}),
+    "notes": [str],
 }
 CELL: dict[str, Any] = {
     "format": "gradveil-cell-1",
@@ -128,6 +135,7 @@ CELL: dict[str, Any] = {
     "bytes": {"up": int, "dense": int},
     "certificate": CERTIFICATE,
     "risk": (RISK, {"reason": str, "meaning": str}, None),
+    "exposure": EXPOSURE,
 }
 DEFENDED = {**CELL, "informed_by": ("own", "generic", "none"), "informed_gain": {"first": int, "second": int, "p": NUMBER}}
 # What the document names and small cells lack: copies, owners, records that share their luck.
