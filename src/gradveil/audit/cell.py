@@ -101,7 +101,7 @@ def run_cell(
     found = attack_all(attacks, everyone, context, partial)
     count = len(subject.targets)
     referees = Referees.rehearsed(subject, found[count:])
-    foretold = _Foretold(risk_of_cell(subject), exposure_of_cell(subject))
+    foretold = _Foretold(risk_of_cell(subject), exposure_of_cell(subject, context, attacks, found[:count]))
     result, pictures = _judge(subject, ensemble, context, found[:count], referees, foretold)
     seconds, steps = time.perf_counter() - started + partial.seconds, counter.done + partial.steps
     timing = Timing(

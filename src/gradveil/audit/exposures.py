@@ -16,19 +16,21 @@ from dataclasses import dataclass, replace
 from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
 
+from gradveil.attacks.base import Attack, AttackContext
+from gradveil.audit.attained import Attained, attained, regression_of
 from gradveil.audit.risks import OFF, correlate, same_update
 from gradveil.audit.scene import Subject, build_learner
 from gradveil.errors import GradveilError, UsageError
 from gradveil.learning import Learner
 from gradveil.metrics import PSNR_CAP
 from gradveil.randomness import Seed
-from gradveil.records import Batch
+from gradveil.records import Batch, Reconstruction
 from gradveil.risk.linear_bayes import decibels
 from gradveil.risk.oracle import Along, expose
 from gradveil.risk.prior import WORDS, Prior, public_prior
 from gradveil.study.cell import Cell
 from gradveil.study.cell_exposure import CellExposure, ExposedRecord
-from gradveil.study.exposures import Exposure
+from gradveil.study.exposures import Exposure, PublicRecords, RecordExposure
 
 __all__ = ["Exposures", "exposure_of_cell"]
 
@@ -53,12 +55,14 @@ class Exposures:
 
     Attributes:
         found: Record by record; None where not even a prior could be made.
+        learned: What a regression attained of each; None where nobody asked.
         reason: Why there is none.
         notes: What the setting means for the numbers.
         seconds: Time this cell spent on them.
     """
 
     found: Exposure | None = None
+    learned: Attained | None = None
     reason: str = ""
     notes: tuple[str, ...] = ()
     seconds: float = 0.0
@@ -76,6 +80,7 @@ class Exposures:
         """
         if self.found is None:
             return CellExposure(reason=self.reason)
+        learned = self.learned or Attained()
         records = tuple(
             ExposedRecord(
                 pseudonym=name,
@@ -85,8 +90,9 @@ class Exposures:
                 null=own.null,
                 listed=own.listed,
                 gain=None if error is None or own.null <= 0 else decibels(own.null, max(error, LEAST_ERROR)),
+                **learned.of(place, own.null),
             )
-            for name, owner, own, error in zip(names, owners, self.found.records, errors, strict=True)
+            for place, (name, owner, own, error) in enumerate(zip(names, owners, self.found.records, errors, strict=True))
         )
         scored = [each for each in records if each.exposure is not None]
         return CellExposure(
@@ -94,6 +100,7 @@ class Exposures:
             records=records,
             reason=self.found.reason,
             unlisted=self.found.unlisted,
+            unattained=learned.reason,
             correlation=correlate(
                 [each.exposure or 0.0 for each in scored], [each.gain for each in scored], attack, [each.null for each in scored]
             ),
@@ -101,24 +108,42 @@ class Exposures:
         )
 
 
-def exposure_of_cell(subject: Subject) -> Exposures | None:
-    """Score the attacked records under the cell's defense; None where the cell asks for no scores."""
+def exposure_of_cell(
+    subject: Subject,
+    context: AttackContext | None = None,
+    attacks: Sequence[Attack] = (),
+    found: Sequence[Sequence[Reconstruction]] = (),
+) -> Exposures | None:
+    """Score the attacked records under the cell's defense; None where the cell asks for no scores.
+
+    Args:
+        subject: The cell.
+        context: Its attackers' context; None asks for no regression.
+        attacks: Its attackers.
+        found: What they found for each update.
+    """
     if subject.cell.risk == OFF:
         return None
     begun = time.perf_counter()
+    batch = Batch(subject.own.inputs[list(subject.indices)], subject.dataset.targets[list(subject.indices)])
     try:
-        found, notes = _expose(subject)
+        prior = _prior(subject, batch.inputs)
     except GradveilError as error:
         return Exposures(reason=str(error), seconds=time.perf_counter() - begun)
-    return Exposures(found, notes=notes, seconds=time.perf_counter() - begun)
+    learned = None
+    if context is not None:
+        learned = attained(subject, context, subject.prior, attack=regression_of(attacks), found=found)
+    try:
+        scored, notes = _expose(subject, batch, prior)
+    except GradveilError as error:  # then there is no oracle, and who learns from public records may get something all the same
+        scored, notes = _unscored(subject, batch, prior, str(error)), ()
+    return Exposures(scored, learned, notes=notes, seconds=time.perf_counter() - begun)
 
 
-def _expose(subject: Subject) -> tuple[Exposure, tuple[str, ...]]:
+def _expose(subject: Subject, batch: Batch, prior: Prior) -> tuple[Exposure, tuple[str, ...]]:
     cell = subject.cell
     alone = cell.replace(records=len(subject.indices), batch_size=1, clients=1, rounds=1, minibatch=0)
     learner = build_learner(alone, subject.dataset, subject.defense, subject.materials)
-    batch = Batch(subject.own.inputs[list(subject.indices)], subject.dataset.targets[list(subject.indices)])
-    prior = _prior(subject, batch.inputs)
     _check_work(learner, batch, prior.rank)
     # Embeddings of a batch stand side by side; in an update records hide one another.
     beside = 0 if cell.cut else cell.batch_size * cell.clients - 1
@@ -137,6 +162,15 @@ def _expose(subject: Subject) -> tuple[Exposure, tuple[str, ...]]:
         known=_known[same_update(alone, learner, subject), _digest(prior.mean, prior.basis)],
     )
     return found, _notes(cell, beside)
+
+
+def _unscored(subject: Subject, batch: Batch, prior: Prior, reason: str) -> Exposure:
+    """Return the records with their nulls alone."""
+    away = (batch.inputs.flatten(1).double().cpu() - prior.mean).square().mean(1)
+    rows = [RecordExposure(row=row, null=null) for row, null in zip(subject.indices, away.tolist(), strict=True)]
+    known = PublicRecords(source=prior.source, records=prior.records, rank=prior.rank, kept=prior.kept)
+    cell = subject.cell
+    return Exposure(model=cell.model, defense=cell.defense, public=known, records=tuple(rows), reason=reason, unlisted=reason)
 
 
 def _prior(subject: Subject, like: Tensor) -> Prior:

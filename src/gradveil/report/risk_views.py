@@ -72,7 +72,10 @@ def _decibels(cells: Sequence[CellResult]) -> dict[str, Any] | None:
         "public": public,
         "cells": [cell for cell, own in known if own.records],
         "reasons": [(cell, own.reason) for cell, own in known if own.reason],
+        "owners": [(cell, own.owners[:SHOWN], len(own.owners)) for cell, own in known if own.owners],
         "notes": list(dict.fromkeys(note for _, own in known for note in (*own.notes, own.doubt, own.unlisted) if note)),
+        "ranges": [(cell, own.range) for cell, own in known if own.range],
+        "unlearned": [(cell, own.unattained) for cell, own in known if own.unattained],
     }
 
 

@@ -148,7 +148,16 @@ class _Measure:
         listed = self._list(release, drawn)
         label = int(target) if target.ndim == 0 else None
         seconds = round(time.perf_counter() - begun, 3)
-        return RecordExposure(row=row, label=label, null=null, listed=listed, seconds=seconds, **values)
+        return RecordExposure(
+            row=row,
+            label=label,
+            exposure=values.get("exposure"),
+            linear=values.get("linear"),
+            error=values.get("error"),
+            null=null,
+            listed=listed,
+            seconds=seconds,
+        )
 
     def _against(self, release: DefendedRelease, drawn: bool, null: float) -> str:
         """Return why there can be no decibels, or nothing."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from gradveil.study.codec import OMITTED
 from gradveil.study.exposures import EXPOSURE_MEANING, Decibels, Summed
 from gradveil.study.risks import Correlation
 
@@ -17,12 +16,12 @@ class ExposedRecord(Decibels):
 
     Attributes:
         pseudonym: Its name.
-        owner: The pseudonym of whose it is; None where the data name no owners.
         gain: What the best attack got of it, in dB above its own null: above the mean of public records.
     """
 
+    KEYS = (*("pseudonym", "owner", "exposure", "linear", "null", "listed", "attained", "by_label", "rehearsed", "gain"),)
+
     pseudonym: str = ""
-    owner: str | None = field(default=None, metadata=OMITTED)
     gain: float | None = None
 
 
@@ -38,8 +37,9 @@ class CellExposure(Summed):
     """
 
     KEYS = (
-        *("meaning", "mean", "worst", "mean_linear", "mean_listed", "mean_gain", "public", "reason", "unlisted", "doubt"),
-        *("records", "correlation", "notes"),
+        *("meaning", "mean", "worst", "mean_linear", "mean_listed", "mean_gain"),
+        *("mean_attained", "worst_attained", "mean_by_label", "mean_rehearsed"),
+        *("public", "reason", "unlisted", "unattained", "range", "doubt", "owners", "records", "correlation", "notes"),
     )
 
     meaning: str = EXPOSURE_MEANING

@@ -4,7 +4,7 @@
     list         records pointed out by who holds a list of candidates        list_owner   the same, counted by owner
     label        labels found                                                 presence     told whether the record is on the list
     psnr · ssim · mse   of the attacker's choice                              invre        the paper's score of risk; no band
-    exposure     dB above knowing nothing, of the worst record
+    exposure     dB above knowing nothing, of the worst record: by the oracle, or by what a regression got beyond its label
 
 A limit on a share has three ends. More was hit than it allows: violated. The exact one-sided 95 % upper end of every attacker's
 share is within it: it holds. Else too few records were audited to show it, and the run cannot tell. With no hit a limit g takes
@@ -176,11 +176,13 @@ def _judge_cell_exposure(limit: Limit, defense: str, own: CellExposure | None) -
 
 def _judge_exposure(limit: Limit, defense: str, named: Sequence[tuple[str, Decibels]], reason: str) -> Violation | str:
     """Return the violation of a limit on decibels, a sentence why it cannot be judged, or nothing."""
-    known = [(record.exposure, name) for name, record in named if record.exposure is not None]
-    if known and limit.broken_by(max(known)[0]):
-        worst, name = max(known)
-        beyond = sum(limit.broken_by(value) for value, _ in known)
-        told = f"{name} is exposed by {worst:.1f} dB; {beyond} of {len(named)} records"
+    known = [(record.exposure, name, "is exposed by") for name, record in named if record.exposure is not None]
+    learned = [(value, name, "gave a regression") for name, record in named if (value := record.beyond_label) is not None]
+    both = [*known, *learned]
+    if both and limit.broken_by(max(both)[0]):
+        worst, name, verb = max(both)
+        beyond = len({own for value, own, _ in both if limit.broken_by(value)})
+        told = f"{name} {verb} {worst:.1f} dB; {beyond} of {len(named)} records"
         return Violation(limit, defense, worst, f"{defense} is beyond {limit.text}: {told}")
     if reason or not known or len(known) < len(named):
         return f"there is no exposure ({reason or 'not of every record'})"

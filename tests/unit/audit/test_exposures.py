@@ -79,7 +79,7 @@ def test_others_of_an_update_count_as_noise_and_a_note_says_so() -> None:
 
 
 def test_an_embedding_is_scored_at_its_cut() -> None:
-    parts = {"cut": "cut1", "parts": "left_right", "defense": "embedding_noise(delta=0.01)"}
+    parts: dict[str, Any] = {"cut": "cut1", "parts": "left_right", "defense": "embedding_noise(delta=0.01)"}
     half = exposure_of_cell(make_subject(model="lenet", **parts))
     assert half is not None and half.found is not None and half.found.mean is not None and half.found.mean > 1
     both = exposure_of_cell(make_subject(model="lenet", batch_size=2, **parts))
@@ -118,7 +118,9 @@ def test_what_cannot_be_scored_gets_one_sentence(monkeypatch: pytest.MonkeyPatch
     assert "all public records are alike" in reason(inputs=torch.full((40, 1, 8, 8), 0.5))
     assert "have shape (1, 4, 4)" in reason(inputs=subject.prior.inputs[:40, :, :4, :4])
     monkeypatch.setattr(module, "MOST_WORK", 10**6)
-    assert "times what an audit spends on exposure" in reason()
+    told = exposure_of_cell(subject)
+    assert told is not None and told.found is not None and told.found.mean is None
+    assert "times what an audit spends on exposure" in told.found.reason and told.found.records[0].null > 0
 
 
 def test_the_result_has_it_beside_the_gain_and_old_files_are_read() -> None:

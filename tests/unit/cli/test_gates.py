@@ -75,7 +75,7 @@ def test_a_search_that_was_cut_short_passes_no_gate(tmp_path: Path, monkeypatch:
     ("limits", "code", "words"),
     [
         (["exposure>60"], 0, ""),
-        (["exposure[gaussian_noise]>0.5"], 1, "is exposed by"),
+        (["exposure[gaussian_noise]>0.5"], 1, "gaussian_noise(std=0.001) is beyond exposure[gaussian_noise]>0.5: r-"),
         (["exposure>60", "exposure[quantisation]>60"], 3, "there is no exposure (no decibels, attack it instead"),
     ],
 )

@@ -52,6 +52,7 @@ def exposure(spelling: str, records: Sequence[dict[str, Any]]) -> dict[str, Any]
         "records": [
             {
                 **{"pseudonym": record["pseudonym"], "null": null, "gain": 10 * math.log10(null / float(record["mse"]))},
+                **{"attained": value - 2.0, "by_label": 0.7, "rehearsed": 5.3, "owner": record["owner"]},
                 **({} if none else {"exposure": value, "linear": value + 0.5, "listed": 0.75}),
             }
             for record, value, null in zip(records, own, nulls, strict=True)

@@ -23,7 +23,7 @@ from gradveil.risk.oracle import _hidden, _residuals, expose
 from gradveil.risk.prior import Prior, public_prior
 from gradveil.spectra.along import _by_products, grams_along, layout_of
 from gradveil.study.cell import Cell
-from gradveil.study.exposures import Exposure
+from gradveil.study.exposures import Exposure, RecordExposure
 
 DIGITS = load_source(Cell(data="digits"))
 PUBLIC = DIGITS.inputs[100:700]
@@ -147,7 +147,7 @@ def test_a_record_that_is_the_mean_has_no_exposure() -> None:
     assert "mean of the public ones" in exposed("none", prior=flat).reason
 
 
-BASE = ["risk", "--records", "3", "--model", "mlp(hidden=[8])", "--quiet", "--mode", "off"]
+BASE = ["risk", "--records", "3", "--model", "mlp(hidden=[8])", "--quiet", "--mode", "off", "--no-attained"]
 
 
 @pytest.mark.parametrize(
@@ -215,3 +215,35 @@ def test_copies_of_scored_records_are_not_public(tmp_path: Path, capsys: pytest.
     records = json.loads(capsys.readouterr().out)["exposures"][0]
     scored = {record["row"] // 4 for record in records["records"]}
     assert records["public"]["records"] == 80 - 4 * len(scored)
+
+
+def test_the_command_tells_what_is_attained_by_record_and_owner(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    rows = slice(0, 240)
+    owners = np.array([f"writer {row % 40}" for row in range(240)])
+    np.savez(tmp_path / "own.npz", x=DIGITS.inputs[rows].numpy(), y=DIGITS.targets[rows].numpy(), owners=owners)
+    asked = [word for word in BASE if word != "--no-attained"] + ["--data", str(tmp_path / "own.npz"), "--rank", "16"]
+    defended = [*asked, "--defense", "quantisation(mode='qsgd')", "--fail-if", "exposure[quantisation]>1"]
+    assert main([*defended, "--out", str(tmp_path / "out")]) == 1
+    told = capsys.readouterr()
+    said = " ".join(told.out.split())
+    assert "mean attained" in said and "labels alone" in said and "owner" in said and "writer" in said
+    assert "gave a regression" in told.err
+    bare, random = json.loads((tmp_path / "out" / "risk.json").read_text())["exposures"]
+    assert random["mean"] is None and random["reason"] and random["mean_attained"] > 1
+    assert bare["mean_attained"] > random["mean_attained"] > random["mean_by_label"]
+    own: dict[str, list[float]] = {record["owner"]: [] for record in bare["records"]}
+    for record in bare["records"]:
+        own[record["owner"]].append(record["exposure"])
+        assert record["owner"] == owners[record["row"]] and record["attained"] > 3
+    assert [(each["owner"], each["n"], each["worst"]) for each in bare["owners"]] == sorted(
+        ((name, len(values), max(values)) for name, values in own.items()), key=lambda each: -each[2]
+    )
+
+
+def test_a_wide_range_between_both_is_said() -> None:
+    def told(attained: float, exposure: float | None = 9.0) -> str:
+        record = RecordExposure(row=0, null=0.1, exposure=exposure, attained=attained, owner="a")
+        return Exposure(model="m", defense="none", records=(record,)).range
+
+    assert "a regression attains 2.5 dB" in told(2.5) and "9.0; what attackers can do" in told(2.5)
+    assert told(3.5) == told(12.0) == told(0.0, None) == ""

@@ -28,3 +28,18 @@ def test_exposure_is_gated_by_the_worst_record() -> None:
         assert outcome("exposure>3", each) == ([], 3)
     assert outcome("exposure>3", exposed("pruning", 4.0, None)) == (["pruning"], 1), "one that is beyond is enough"
     assert "unknown law" in compare([parse_limit("exposure>3")], [without[1]]).doubts[0]
+
+
+def learned(attained: float, by_label: float, exposure: float | None = None, reason: str = "") -> CellResult:
+    record = ExposedRecord(pseudonym="r-0", null=0.05, exposure=exposure, attained=attained, by_label=by_label)
+    return replace(cell("pruning"), exposure=CellExposure(records=(record,), reason=reason))
+
+
+def test_what_a_regression_got_beyond_the_label_counts_too() -> None:
+    assert outcome("exposure>3", learned(6.0, 1.0, exposure=2.0)) == (["pruning"], 1)
+    assert outcome("exposure>3", learned(6.0, 4.0, exposure=2.0)) == ([], 0), "the label told most of it"
+    assert outcome("exposure>3", learned(2.0, -5.0, exposure=2.0)) == ([], 0), "an odd record of its class is no leak"
+    assert outcome("exposure>3", learned(6.0, 1.0, reason="unknown law")) == (["pruning"], 1)
+    assert outcome("exposure>3", learned(2.0, 1.0, reason="unknown law")) == ([], 3), "an attacker who got little shows nothing"
+    found = compare([parse_limit("exposure>3")], [learned(6.0, 1.0, exposure=2.0)])
+    assert "r-0 gave a regression 5.0 dB; 1 of 1 records" in found.violations[0].sentence
