@@ -30,7 +30,7 @@ from gradveil.records import Knowledge, Observation, Reconstruction
 
 __all__ = ["Attained", "attained", "regression_of"]
 
-SHORT = KernelRegression(records=200, seconds=2.0)
+SHORT = KernelRegression(records=100, seconds=2.0)
 """Where the ensemble of a cell has no regression of its own: what an audit spends on a hint."""
 DEAR = 30.0
 """Seconds that the fewest releases may take together in that case."""

@@ -12,9 +12,11 @@ import time
 from collections import defaultdict
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 from torch import Tensor
-from torch.utils.flop_counter import FlopCounterMode
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.flop_counter import flop_registry
 
 from gradveil.attacks.base import Attack, AttackContext
 from gradveil.audit.attained import Attained, attained, regression_of
@@ -194,15 +196,30 @@ def _digest(*values: Tensor) -> str:
 def _check_work(learner: Learner, batch: Batch, rank: int) -> None:
     """Refuse what would take an audit longer than a hint is worth; counted, not timed, so that every machine says the same."""
     device = learner.device
-    with FlopCounterMode(display=False) as counter:
+    with _Counted() as counted:
         learner.update(batch.inputs[:1].to(device), batch.targets[:1].to(device))
-    work = counter.get_total_flops() * rank * len(batch)
+    work = counted.operations * rank * len(batch)
     most = MOST_WORK * (FASTER if device.type == "cuda" else 1)
     if work > most:
         raise UsageError(
             f"scoring {len(batch)} records of this network takes {work / most:.1f} times what an audit spends on exposure; "
             "audit fewer records, or score some with gradveil risk"
         )
+
+
+class _Counted(TorchDispatchMode):
+    """Counts multiplications and additions of products and convolutions; torch's own counter hooks modules, which some forbid."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.operations = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        out = func(*args, **(kwargs or {}))
+        count = flop_registry.get(func._overloadpacket)
+        if count is not None:
+            self.operations += count(*args, **(kwargs or {}), out_val=out)
+        return out
 
 
 def _others(subject: Subject) -> Batch | None:
