@@ -199,6 +199,8 @@ def test_public_records_may_be_of_another_source_or_none(tmp_path: Path, capsys:
     np.savez(tmp_path / "few.npz", x=features, y=labels)
     found = json.loads(said("--data", str(tmp_path / "few.npz")))
     assert "at least 16 public records" in found["notes"][0] and "--prior none" in found["notes"][0] and "exposures" not in found
+    law = json.loads(said("--data", str(tmp_path / "few.npz"), "--prior", "none"))["exposures"][0]
+    assert law["public"]["records"] == 1024 and law["mean"] > 0 and "1/f²" in law["public"]["source"]
     for options, words in (
         (["--prior", "other"], "no pictures"),
         (["--prior", "same"], "at least 16 public records, and there are 9"),
