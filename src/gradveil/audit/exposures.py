@@ -196,7 +196,7 @@ def _digest(*values: Tensor) -> str:
 def _check_work(learner: Learner, batch: Batch, rank: int) -> None:
     """Refuse what would take an audit longer than a hint is worth; counted, not timed, so that every machine says the same."""
     device = learner.device
-    with _Counted() as counted:
+    with _Counted() as counted:  # type: ignore[no-untyped-call]
         learner.update(batch.inputs[:1].to(device), batch.targets[:1].to(device))
     work = counted.operations * rank * len(batch)
     most = MOST_WORK * (FASTER if device.type == "cuda" else 1)
@@ -210,9 +210,7 @@ def _check_work(learner: Learner, batch: Batch, rank: int) -> None:
 class _Counted(TorchDispatchMode):
     """Counts multiplications and additions of products and convolutions; torch's own counter hooks modules, which some forbid."""
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.operations = 0
+    operations = 0
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         out = func(*args, **(kwargs or {}))
