@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from gradveil.attacks import Attack, AttackContext, Ensemble, informed_twins, launch, line_up, resolve
 from gradveil.audit.candidate_checks import check_lists
 from gradveil.audit.certified import certify, guarantee_of
+from gradveil.audit.exposures import Exposures, exposure_of_cell
 from gradveil.audit.gap import Explained, explain, gap_of
 from gradveil.audit.informed import informed_by
 from gradveil.audit.judge import Referees, Scored, best_by_truth, per_recipe, score, select, select_plain
@@ -40,6 +41,7 @@ from gradveil.records import Observation, Reconstruction
 from gradveil.significance import mcnemar
 from gradveil.storage.partial import PartialWork
 from gradveil.study.cell import Cell
+from gradveil.study.cell_exposure import CellExposure
 from gradveil.study.codec import decode
 from gradveil.study.headline import ALL, IGNORES, INFORMED, PLAIN, choices, told
 from gradveil.study.kept import KeptCell
@@ -99,21 +101,43 @@ def run_cell(
     found = attack_all(attacks, everyone, context, partial)
     count = len(subject.targets)
     referees = Referees.rehearsed(subject, found[count:])
-    risk = risk_of_cell(subject)
-    result, pictures = _judge(subject, ensemble, context, found[:count], referees, risk)
+    foretold = _Foretold(risk_of_cell(subject), exposure_of_cell(subject, context, attacks, found[:count]))
+    result, pictures = _judge(subject, ensemble, context, found[:count], referees, foretold)
     seconds, steps = time.perf_counter() - started + partial.seconds, counter.done + partial.steps
     timing = Timing(
         key=key,
         seconds=round(seconds, 3),
         attack_steps=steps,
         steps_per_second=round(steps / max(seconds, 1e-9), 1),
-        risk_seconds=round(risk.seconds, 3) if risk else 0.0,
+        risk_seconds=round(foretold.seconds, 3),
         peak_memory_mb=resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024,
         **_latency(subject),
     )
     asked = max(attack.cost().steps for attack in attacks)
     result = replace(result, checks=(*result.checks, check_lists(result)))
     return MeasuredCell(replace(result, key=key, timing=timing, asked_steps=asked), pictures)
+
+
+@dataclass(frozen=True)
+class _Foretold:
+    """What was found without an attack; None where the cell asks for nothing."""
+
+    risk: Scores | None
+    exposure: Exposures | None
+
+    @property
+    def seconds(self) -> float:
+        return sum(each.seconds for each in (self.risk, self.exposure) if each is not None)
+
+    def beside(self, records: Sequence[Record], rows: Mapping[str, Scored]) -> tuple[CellRisk | None, CellExposure | None]:
+        """Return it beside the error of the attackers who know the defense; where there are none, of those there are."""
+        informed = rows.get("informed")
+        errors, attack = (informed or rows["selected"]).column("mse"), "informed" if informed else "plain"
+        names, owners = [record.pseudonym for record in records], [record.owner for record in records]
+        return (
+            None if self.risk is None else self.risk.beside(names, errors, attack),
+            None if self.exposure is None else self.exposure.beside(names, owners, errors, attack),
+        )
 
 
 class _Counter:
@@ -162,7 +186,7 @@ def _judge(
     context: AttackContext,
     candidates: Sequence[Sequence[Reconstruction]],
     referees: Referees,
-    risk: Scores | None,
+    foretold: _Foretold,
 ) -> tuple[CellResult, dict[str, NDArray[np.float32]]]:
     seed = Seed(subject.cell.seed).child("summary")
     kept, verdicts = select(subject, candidates, referees.informed)
@@ -192,6 +216,7 @@ def _judge(
         alone={told(row.recipe, row.stance): scored for row, scored in attackers},
     )
     records = _records(subject, selected, best, kept, explained)
+    risk, exposure = foretold.beside(records, rows)
     region = region_of_cell(subject, {**rows, "data_mean": nulls["data_mean"]}, seed.child("region"))
     summaries = {name: row.summary(seed.child(name)) for name, row in rows.items() if name != "informed"}
     result = CellResult(
@@ -219,7 +244,8 @@ def _judge(
         bytes=_bytes(subject),
         certificate=certificate,
         levels=Levels(label=label_level(subject, context), listed=list_level(subject, selected.images), owners=owners),
-        risk=_risk(risk, records, rows, selected) if risk else None,
+        risk=risk,
+        exposure=exposure,
         unavailable={"region": region} if isinstance(region, str) else {},
     )
     pictures = {name: row.images.numpy().astype(np.float32) for name, row in rows.items()}
@@ -259,13 +285,6 @@ def _gain(rows: Mapping[str, Scored]) -> Paired | None:
     fewest = min(informed.clusters, key=lambda names: len(set(names)), default=None)
     p = mcnemar(left, right, fewest)
     return Paired(first=sum(a and not b for a, b in pairs), second=sum(b and not a for a, b in pairs), p=p)
-
-
-def _risk(risk: Scores, records: Sequence[Record], rows: Mapping[str, Scored], selected: Scored) -> CellRisk:
-    """Return the scores beside the error of the attackers who know the defense; where there are none, of those there are."""
-    informed = rows.get("informed")
-    errors = (informed or selected).column("mse")
-    return risk.beside([record.pseudonym for record in records], errors, "informed" if informed else "plain")
 
 
 def _regret(selected: Scored, best: Scored) -> Regret:

@@ -27,7 +27,7 @@ from gradveil.significance import effective_number
 from gradveil.study.measures import Bar
 from gradveil.study.results import Bars
 
-__all__ = ["Deranged", "bars", "deranged", "derangements", "largest_of", "null_rows"]
+__all__ = ["Deranged", "bars", "deranged", "derangements", "largest_of", "null_rows", "public_means"]
 
 PRIOR_STEPS = 60
 MOST_PRIOR_TRIES = 8
@@ -60,10 +60,12 @@ def null_rows(subject: Subject, ensemble: Ensemble, context: AttackContext, trie
         DERANGEMENT: deranged.largest,
     }
     learns = any(Knowledge.PUBLIC_DATA in member.attack.card.needs for member in ensemble.members)
-    return rows | ({PUBLIC_MEAN: _public_mean(subject, context.public)} if learns and context.public is not None else {})
+    if learns and context.public is not None:
+        rows[PUBLIC_MEAN] = scored_images(subject, public_means(subject, context.public))
+    return rows
 
 
-def _public_mean(subject: Subject, public: PublicRecords) -> Scored:
+def public_means(subject: Subject, public: PublicRecords) -> Tensor:
     """Return what attackers who learn from public records answer without the update: the mean of those with the record's label.
 
     The label is the true one, which is generous to the null. Where few public records have it, or labels mean nothing, all count.
@@ -75,7 +77,7 @@ def _public_mean(subject: Subject, public: PublicRecords) -> Scored:
             own = public.inputs[public.targets == label]
             if len(own) >= ENOUGH_OF_LABEL:
                 means[labels == label] = own.mean(0)
-    return scored_images(subject, means)
+    return means
 
 
 def _prior_only(subject: Subject, ensemble: Ensemble, context: AttackContext, tries: int) -> Scored:

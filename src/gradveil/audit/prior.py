@@ -2,6 +2,8 @@
 
 Three priors, three cells: records of the audited data that nobody attacks (``same``), of other data (``other``), or draws from
 a law that says next to nothing (``none``). What an attacker reaches with one is never pooled with another.
+
+``gradveil risk`` takes its public records from here, too: whoever reads both reads about one attacker.
 """
 
 from __future__ import annotations
@@ -20,7 +22,7 @@ from gradveil.metrics import duplicate_groups
 from gradveil.randomness import Seed
 from gradveil.study.cell import Cell
 
-__all__ = ["prior_sentence", "public_records", "source_of"]
+__all__ = ["choose_public", "of_other_owners", "prior_sentence", "public_records", "source_of"]
 
 ENOUGH = 64
 """Records beside attacked ones and candidates without which the audited data teach nothing."""
@@ -44,7 +46,8 @@ def prior_sentence(cell: Cell, dataset: Dataset, seen: Seen) -> str:
         return "The attacker learns from draws of a stationary law with a spectrum of 1/f², grey in the mean, and from no record."
     if source == "same":
         told = ", some of which the model was trained on" if set(seen.rows) & set(_spare(cell, dataset)) else ""
-        return f"The attacker learns from other records of the same data{told}: no candidate, and no near copy of one."
+        whose = " of other owners" if _by_strangers(dataset, _attacked(cell, dataset), _spare(cell, dataset)) else ""
+        return f"The attacker learns from other records of the same data{whose}{told}: no candidate, and no near copy of one."
     what = "The attacker learns from records of other data, and from none of the audited ones"
     if cell.prior == "same":
         return f"{what}, of which only {len(_spare(cell, dataset))} are left beside attacked records and candidates."
@@ -60,10 +63,25 @@ def public_records(cell: Cell, dataset: Dataset, own: Dataset, pool: Sequence[in
         own: What the sender has of every record.
         pool: Rows of the records under attack and of the other candidates.
     """
-    source = source_of(cell, dataset)
+    return choose_public(cell, dataset, own, source_of(cell, dataset), near=pool, rows=_spare(cell, dataset))
+
+
+def choose_public(
+    cell: Cell, dataset: Dataset, own: Dataset, source: str, *, near: Sequence[int], rows: Sequence[int]
+) -> PublicRecords:
+    """Return public records of a source: the one way in which audits and ``gradveil risk`` come by them.
+
+    Args:
+        cell: Whose part of the records and whose seed.
+        dataset: The audited data.
+        own: What the sender has of every record.
+        source: ``same``, ``other`` or ``none``.
+        near: Rows of which no copy may be public.
+        rows: Rows of the same data that may be, in order.
+    """
     most = max(1, MOST_VALUES // math.prod(own.input_shape))
     if source == "same":
-        return _same(dataset, own, pool, _spare(cell, dataset)[: min(MOST, most)])
+        return _same(dataset, own, near, rows[: min(MOST, most)])
     seed, count, shape = Seed(cell.seed).child("prior", source), min(MADE, most), dataset.input_shape
     made = other_pictures(shape, count, seed, photos=dataset.name not in OF_PHOTOS) if source == "other" else None
     images = stationary(shape, count, seed) if made is None else made
@@ -71,14 +89,35 @@ def public_records(cell: Cell, dataset: Dataset, own: Dataset, pool: Sequence[in
     return PublicRecords(own_part(cell, images), labels, source)
 
 
+def of_other_owners(dataset: Dataset, attacked: Sequence[int], rows: Sequence[int]) -> list[int]:
+    """Return the rows of people none of whose records is attacked; all rows where hardly anybody else is there."""
+    strangers = _by_strangers(dataset, attacked, rows)
+    return strangers or list(rows)
+
+
+def _by_strangers(dataset: Dataset, attacked: Sequence[int], rows: Sequence[int]) -> list[int]:
+    """Return the rows of other owners; nothing where the data name none, or too few are left to learn from."""
+    if dataset.owners is None:
+        return []
+    taken = {dataset.owners[row] for row in attacked}
+    found = [row for row in rows if dataset.owners[row] not in taken]
+    return found if len(found) >= ENOUGH else []
+
+
 def _same(dataset: Dataset, own: Dataset, pool: Sequence[int], rows: Sequence[int]) -> PublicRecords:
+    if not rows:
+        return PublicRecords(own.inputs[:0], dataset.targets[:0], "same")
     groups = duplicate_groups(torch.cat([own.inputs[list(pool)], own.inputs[list(rows)]]))[len(pool) :]
     kept: Tensor = torch.tensor(rows)[groups.cpu() >= len(pool)]
     return PublicRecords(own.inputs[kept], dataset.targets[kept], "same")
 
 
+def _attacked(cell: Cell, dataset: Dataset) -> list[int]:
+    return order_of_records(cell, dataset)[: cell.targets * cell.batch_size * cell.clients]
+
+
 def _spare(cell: Cell, dataset: Dataset) -> list[int]:
-    """Return rows that are neither attacked, nor candidates, nor on any list."""
+    """Return rows that are neither attacked, nor candidates, nor on any list, nor of an owner under attack."""
     listed = 0 if cell.lists in ("auto", "off") else int(cell.lists)
-    first = max(CANDIDATES, listed, cell.targets * cell.batch_size * cell.clients)
-    return order_of_records(cell, dataset)[first:]
+    attacked = _attacked(cell, dataset)
+    return of_other_owners(dataset, attacked, order_of_records(cell, dataset)[max(CANDIDATES, listed, len(attacked)) :])

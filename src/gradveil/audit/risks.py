@@ -37,7 +37,7 @@ from gradveil.spectra.spectrum import Spectrum, choose_mode
 from gradveil.study.cell import Cell
 from gradveil.study.risks import Assessment, CellRisk, Coefficient, Correlation, RiskRecord, RiskSide
 
-__all__ = ["Scores", "correlate", "quick_mode", "risk_of_cell"]
+__all__ = ["OFF", "Scores", "correlate", "quick_mode", "risk_of_cell", "same_update"]
 
 OFF = "off"
 EXACT_INPUTS = 1024
@@ -190,12 +190,12 @@ def _assess(cell: Cell, subject: Subject, alpha: float) -> Assessment:
         model=cell.model,
         rows=subject.indices,
         seed=Seed(cell.seed),
-        known=_known[_same(cell, learner, subject)],
+        known=_known[same_update(cell, learner, subject)],
     )
 
 
-def _same(cell: Cell, learner: Learner, subject: Subject) -> str:
-    """Return what decides a record's undefended spectrum, beside its row: the function that is shared, and the seed."""
+def same_update(cell: Cell, learner: Learner, subject: Subject) -> str:
+    """Return what decides a record's undefended update, beside its row: the function that is shared, and the seed."""
     digest = hashlib.sha256(repr((cell.replace(defense="", ensemble=""), subject.dataset.digest())).encode())
     for name, value in learner.weights.items():
         digest.update(name.encode() + value.detach().cpu().numpy().tobytes())

@@ -41,9 +41,24 @@ def print_results(run: Run) -> None:
     for line in strength_lines(run.cells):
         out.print(line)
     _print_doubts(run, out)
+    exposed = [cell.exposure for cell in run.cells if cell.exposure is not None]
+    if any(each.mean is not None or each.mean_attained is not None for each in exposed):
+        out.print(f"attained, exposure: decibels without a search, mean over records and most. {exposed[0].meaning}")
+    for reason, defenses in _reasons(run).items():
+        out.print(f"exposure of {', '.join(defenses)}: {reason}")
     scored = next((cell.risk for cell in run.cells if cell.risk is not None and cell.risk.defended is not None), None)
     if scored is not None:
         out.print(f"InvRE: a score without an attack, mean over records and the most that any may score. {scored.meaning}")
+
+
+def _reasons(run: Run) -> dict[str, list[str]]:
+    """Return why defenses have no exposure, or why it leaves much open."""
+    found: dict[str, list[str]] = {}
+    for cell in run.cells:
+        for reason in (cell.exposure.reason, cell.exposure.unattained, cell.exposure.range) if cell.exposure is not None else ():
+            if reason:
+                found.setdefault(reason, []).append(cell.defense.spelling)
+    return {reason: list(dict.fromkeys(names)) for reason, names in found.items()}
 
 
 def _print_whole(table: Table, out: Console) -> None:
@@ -68,7 +83,12 @@ def _table(setting: Setting) -> Table:
     table.add_column("defense", overflow="fold", min_width=26, max_width=60)
     trained = any(cell.utility is not None for cell in setting.cells)
     scored = any(cell.risk is not None and cell.risk.defended is not None for cell in setting.cells)
-    more = (*(("accuracy", "change") if trained else ()), *(("InvRE",) if scored else ()))
+    exposed = any(_decibels(cell) != ("–", "–") for cell in setting.cells)
+    more = (
+        *(("accuracy", "change") if trained else ()),
+        *(("attained", "exposure") if exposed else ()),
+        *(("InvRE",) if scored else ()),
+    )
     owned = any(level_of(cell, "owner").share is not None for cell in setting.cells)
     levels = (*LEVELS, *(("owner",) if owned else ()))
     told = any(cell.gap is not None for cell in setting.cells)
@@ -90,9 +110,20 @@ def _table(setting: Setting) -> Table:
             db(psnr.median if psnr else None),
             db(cell.bar.psnr.value if cell.bar.psnr else None),
             *((_accuracy(cell), points(cell.utility.difference if cell.utility else None)) if trained else ()),
+            *(_decibels(cell) if exposed else ()),
             *((_invre(cell),) if scored else ()),
         )
     return table
+
+
+def _decibels(cell: CellResult) -> tuple[str, str]:
+    """Return what a regression attained of the records and how exposed they are, each the mean and the most."""
+    own = cell.exposure
+    if own is None:
+        return "–", "–"
+    pairs = ((own.mean_attained, own.worst_attained), (own.mean, own.worst))
+    first, second = ("–" if mean is None or most is None else f"{mean:.1f}, ≤ {most:.1f}\u00a0dB" for mean, most in pairs)
+    return first, second
 
 
 def _invre(cell: CellResult) -> str:
@@ -182,6 +213,7 @@ def _row(cell: CellResult) -> dict[str, Any]:
         "bar": cell.bar.identified,
         "utility": {**means, **ratios} if cell.utility else None,
         "risk": cell.risk,
+        "exposure": cell.exposure,
         "checks": (*cell.failures, *cell.warnings),
     }
 

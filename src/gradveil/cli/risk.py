@@ -28,6 +28,8 @@ DEFENSE_HELP = "Defense or chain; repeatable. The undefended score is always the
 CUT_HELP = "Vertical learning: score the embedding at this cut, as in cut1; none is the update; repeat it to rank cuts."
 ALPHA_HELP = "Centre of the score: a number, or a file written by --calibrate; by default that of the package."
 
+ATTAINED_HELP = "Also send public records through the client and show what a regression learns: seconds a defense."
+
 
 @with_options(ASKED)
 def risk(
@@ -36,7 +38,8 @@ def risk(
     cut: Annotated[Texts, typer.Option(help=CUT_HELP)] = None,
     records: Annotated[int, typer.Option(help="How many records are scored.")] = 16,
     mode: Annotated[str, typer.Option(help="Of InvRE: auto, dense, gram, leading, or off.")] = "auto",
-    prior: Annotated[str, typer.Option(help="Public records: auto, same, other, or off for no exposure.")] = "auto",
+    prior: Annotated[str, typer.Option(help="Public records: auto, same, other, none (1/f²), or off for no exposure.")] = "auto",
+    attained: Annotated[bool, typer.Option("--attained/--no-attained", help=ATTAINED_HELP)] = True,
     rank: Annotated[int | None, typer.Option(help="Directions kept of public records; 256 where there are enough.")] = None,
     noise_form: Annotated[str, typer.Option(help="How noise counts in InvRE: inverse or paper; see docs/risk.md.")] = "inverse",
     compare: Annotated[bool, typer.Option("--compare", help="Rank models and cuts by exposure, least first.")] = False,
@@ -54,8 +57,8 @@ def risk(
 ) -> None:
     """Score how exposed each record is, without running an attack.
 
-    Exposure is in dB above knowing nothing, for a linear attacker with public records. InvRE, the paper's
-    score, stands beside it.
+    Exposure is in dB above knowing nothing: what a regression on public records attains, and what a linear
+    attacker gets who is told the derivative at the record. InvRE, the paper's score, stands beside it.
 
     Example: gradveil risk --data scans.npz --model net.py:make --defense 'gaussian_noise(std=0.01)' --fail-if 'exposure>3'
     """
@@ -86,6 +89,7 @@ def risk(
         alpha=read_alpha(alpha),
         prior=prior,
         rank=rank,
+        learn=attained,
         ranked=compare,
         on_record=None if quiet else lambda name, done: _tell(name, done, records),
     )

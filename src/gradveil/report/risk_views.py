@@ -39,15 +39,16 @@ def risk_section(
     cells: Sequence[CellResult], undefended: CellResult | None, best: CellResult | None, show_pictures: bool
 ) -> dict[str, Any] | None:
     """Return what the template shows for one setting; None where no cell was scored or says why not."""
-    asked = [cell for cell in cells if cell.risk is not None]
-    if not asked:
+    asked, told = [cell for cell in cells if cell.risk is not None], [cell for cell in cells if cell.exposure is not None]
+    if not asked and not told:
         return None
     found = [cell for cell in asked if cell.risk is not None and cell.risk.records]
     first = undefended if undefended in found else (found[0] if found else None)
     beside = best if best in found and best is not first else None
     leading = [cell for cell in (first, beside) if cell is not None]
     return {
-        "meaning": next(cell.risk.meaning for cell in asked if cell.risk is not None),
+        "meaning": next((cell.risk.meaning for cell in asked if cell.risk is not None), ""),
+        "exposure": _decibels(told),
         "cells": found,
         "reasons": [(cell, cell.risk.reason) for cell in asked if cell.risk is not None and cell.risk.reason],
         "notes": list(dict.fromkeys(note for cell in found if cell.risk is not None for note in cell.risk.notes)),
@@ -57,6 +58,24 @@ def risk_section(
         "panels": [_panel(cell, index) for index, cell in enumerate(leading)],
         "more": [_panel(cell, index) for index, cell in enumerate(found) if cell not in leading],
         "sentence": _foretold(first.risk if first is not None else None),
+    }
+
+
+def _decibels(cells: Sequence[CellResult]) -> dict[str, Any] | None:
+    """Return what is shown of exposure: cells with numbers, what they mean, and why others have none."""
+    known = [(cell, cell.exposure) for cell in cells if cell.exposure is not None]
+    if not known:
+        return None
+    public = next((own.public for _, own in known if own.records), None)
+    return {
+        "meaning": known[0][1].meaning,
+        "public": public,
+        "cells": [cell for cell, own in known if own.records],
+        "reasons": [(cell, own.reason) for cell, own in known if own.reason],
+        "owners": [(cell, own.owners[:SHOWN], len(own.owners)) for cell, own in known if own.owners],
+        "notes": list(dict.fromkeys(note for _, own in known for note in (*own.notes, own.doubt, own.unlisted) if note)),
+        "ranges": [(cell, own.range) for cell, own in known if own.range],
+        "unlearned": [(cell, own.unattained) for cell, own in known if own.unattained],
     }
 
 

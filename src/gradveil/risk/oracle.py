@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -29,19 +29,46 @@ from gradveil.spectra.along import Layout, grams_along, layout_of
 from gradveil.spectra.jacobians import as_vector
 from gradveil.spectra.layered import layer_of
 from gradveil.study.exposures import Exposure, PublicRecords, RecordExposure
+from gradveil.tensors import Named
 
-__all__ = ["expose"]
+__all__ = ["Along", "expose"]
 
 DRAWS = 8
 """Steps of the prior along which the curvature of a release is measured."""
 CANDIDATES = 64
 """Other records on the list that distances are taken to, at most."""
+KEPT = 2**24
+"""Numbers of undefended updates that stay in memory, 128 megabytes."""
 LIST_VALUES = 2**27
 """Shared values that the releases of a list may hold at once; fewer candidates where they would be more."""
 ROUNDING = 2.0**-22
 """Relative size of what single precision leaves in a release and its derivatives."""
 SEEN = 1e-3
 """Relative difference of what was sent and what its attacker pictures, up to which nothing hidden was drawn."""
+
+
+@dataclass(frozen=True, eq=False)
+class Along:
+    """What a release does along the directions of a prior; the same under all defenses that only add noise to what is shared.
+
+    Attributes:
+        layout: Which layers the shared vector is made of.
+        own: Gram matrices of the directions.
+        left: For each layer the squares of what the directions leave out, by row.
+        bent: For each layer the curvature, by value.
+        rows: Rows that ``left`` stands for.
+    """
+
+    layout: Layout
+    own: Linearised
+    left: Named
+    bent: Mapping[str, float]
+    rows: int
+
+    @property
+    def entries(self) -> int:
+        """Numbers that are held."""
+        return sum(gram.numel() for gram in self.own.grams.values())
 
 
 def expose(
@@ -56,6 +83,7 @@ def expose(
     rows: Sequence[int] | None = None,
     seed: Seed | None = None,
     progress: Callable[[int], None] | None = None,
+    known: MutableMapping[Hashable, Along] | None = None,
 ) -> Exposure:
     """Return how exposed each record of a batch is, alone in one update or beside others.
 
@@ -70,8 +98,10 @@ def expose(
         rows: Rows of the records in their data set.
         seed: Root of all randomness.
         progress: Called with the number of finished records.
+        known: What was found of this learner's undefended updates, with this prior and seed: read where it is there, filled where
+            not, while it is small.
     """
-    measure = _Measure(Releases(learner, defense), prior, others, beside)
+    measure = _Measure(Releases(learner, defense), prior, others, beside, {} if known is None else known)
     found: list[RecordExposure] = []
     for index in range(len(batch)):
         row = index if rows is None else rows[index]
@@ -97,6 +127,7 @@ class _Measure:
     prior: Prior
     others: Batch | None
     beside: int
+    known: MutableMapping[Hashable, Along]
     reason: str = ""
     unlisted: str = ""
     listed: list[Tensor] = field(default_factory=list)
@@ -111,13 +142,22 @@ class _Measure:
         self.reason = self.reason or self._against(release, drawn, null)
         if not self.reason:
             try:
-                values = self._decibels(release, away, null, drawn, seed)
+                values = self._decibels(release, away, null, row, seed)
             except GradveilError as error:
                 self.reason = str(error)
         listed = self._list(release, drawn)
         label = int(target) if target.ndim == 0 else None
         seconds = round(time.perf_counter() - begun, 3)
-        return RecordExposure(row=row, label=label, null=null, listed=listed, seconds=seconds, **values)
+        return RecordExposure(
+            row=row,
+            label=label,
+            exposure=values.get("exposure"),
+            linear=values.get("linear"),
+            error=values.get("error"),
+            null=null,
+            listed=listed,
+            seconds=seconds,
+        )
 
     def _against(self, release: DefendedRelease, drawn: bool, null: float) -> str:
         """Return why there can be no decibels, or nothing."""
@@ -129,45 +169,53 @@ class _Measure:
             return "no decibels, attack it instead: the noise has directions of its own, which exposure does not count"
         if drawn:
             return "no decibels, attack it instead: the defense draws randomness of unknown law"
+        if self.beside and (self.others is None or len(self.others) < 2):
+            return "no decibels: other records stand beside it, and there are none to tell how much they hide"
         if self.beside and not (release.plain and not release.data_noise):
             return "no decibels, attack it instead: what the defense does to the mean of a batch has no part for each record"
         return ""
 
-    def _decibels(self, release: DefendedRelease, away: Tensor, null: float, drawn: bool, seed: Seed) -> dict[str, float | None]:
+    def _decibels(self, release: DefendedRelease, away: Tensor, null: float, row: int, seed: Seed) -> dict[str, float | None]:
+        key = (row, release.data_noise, seed)
+        found = self.known.get(key) if release.plain else None
+        if found is None:
+            found = self._along(release, away, seed)
+            if release.plain and found.entries + sum(each.entries for each in self.known.values()) <= KEPT:
+                self.known[key] = found
+        if not any(bool(gram.any()) for gram in found.own.grams.values()):
+            return {"exposure": 0.0, "linear": 0.0, "error": null}
+        noise = self._noise(release, found)
+        errors = [
+            posterior_error(found.own, self.prior, each, data_noise=release.data_noise)
+            for each in (noise, {layer: noise[layer] + found.bent[layer] for layer in noise})
+        ]
+        return {"linear": decibels(null, errors[0]), "exposure": decibels(null, errors[1]), "error": errors[1]}
+
+    def _along(self, release: DefendedRelease, away: Tensor, seed: Seed) -> Along:
+        """Push the directions of the prior, and probes of what they leave out, through the release."""
         jacobian, prior = release.jacobian, self.prior
         layout = layout_of(jacobian)
         directions = torch.cat([prior.basis.T, away.unsqueeze(0)])
         grams = {layer: gram.cpu() for layer, gram in grams_along(jacobian, directions, layout).items()}
-        along = prior.basis.T @ away
-        own = Linearised(grams, along, float(away.square().sum()), jacobian.inputs)
-        noise = self._noise(release, layout, own, seed)
-        if not any(bool(gram.any()) for gram in grams.values()):
-            return {"exposure": 0.0, "linear": 0.0, "error": null}
-        bent = self._curvature(release, layout, seed)
-        errors = [
-            posterior_error(own, prior, each, data_noise=release.data_noise)
-            for each in (noise, {layer: noise[layer] + bent[layer] for layer in noise})
-        ]
-        return {"linear": decibels(null, errors[0]), "exposure": decibels(null, errors[1]), "error": errors[1]}
-
-    def _noise(self, release: DefendedRelease, layout: Layout, own: Linearised, seed: Seed) -> dict[str, float]:
-        """Return the variance of every value of each layer: known noise, rounding, others in the update, what the prior omits."""
-        jacobian, prior, sizes = release.jacobian, self.prior, layout.sizes
-        shared = layout.squares(jacobian.shared.unsqueeze(0))
-        spread = prior.variances
+        own = Linearised(grams, prior.basis.T @ away, float(away.square().sum()), jacobian.inputs)
         probes = prior.outside
         if release.data_noise:  # what is white on the record reaches outside the directions of the prior, too
             drawn = torch.randn((DRAWS, jacobian.inputs), generator=seed.generator("outside"), dtype=torch.float64)
             white = drawn - (drawn @ prior.basis) @ prior.basis.T
             probes = torch.cat([probes, release.data_noise * math.sqrt(len(probes) / DRAWS) * white])
         left = layout.squares(jacobian.push(probes.to(jacobian.at))) if len(probes) else {}
-        count = max(1, len(prior.outside))
+        return Along(layout, own, left, self._curvature(release, layout, seed), max(1, len(prior.outside)))
+
+    def _noise(self, release: DefendedRelease, along: Along) -> dict[str, float]:
+        """Return the variance of every value of each layer: known noise, rounding, others in the update, what the prior omits."""
+        prior, layout = self.prior, along.layout
+        shared = layout.squares(release.jacobian.shared.unsqueeze(0))
         rounded, crowd = _rounding(release), self._crowd(release, layout)
         found = {}
-        for layer, size in sizes.items():
-            moved = float((own.grams[layer].diagonal()[: prior.rank] * spread).sum())
+        for layer, size in layout.sizes.items():
+            moved = float((along.own.grams[layer].diagonal()[: prior.rank] * prior.variances).sum())
             floor = ROUNDING**2 * (float(shared[layer]) + moved) / size
-            outside = float(left[layer].sum()) / count / size if left else 0.0
+            outside = float(along.left[layer].sum()) / along.rows / size if along.left else 0.0
             known = (release.shared_noise * (1 + self.beside)) ** 2
             found[layer] = known + floor + outside + rounded.get(layer, 0.0) + crowd.get(layer, 0.0)
         return found

@@ -13,7 +13,7 @@ from torch import Tensor
 from gradveil.errors import UsageError
 from gradveil.randomness import Seed
 
-__all__ = ["FEWEST", "RANK", "Prior", "public_prior"]
+__all__ = ["FEWEST", "RANK", "WORDS", "Prior", "public_prior"]
 
 RANK = 256
 """Directions kept, where public records are enough."""
@@ -26,6 +26,12 @@ OUTSIDE = 8
 EXACT = 1500
 """Records or values up to which directions come from a whole decomposition; beyond, from random starts."""
 SPARE, POWERS = 32, 4
+WORDS = {
+    "same": "{0}, not {1}",
+    "other": "pieces of built-in photographs",
+    "none": "draws of a law with a spectrum of 1/f², of no record",
+}
+"""What is said of each source of public records; told the data and what is done to the records in question."""
 RANGES = 10.0
 """By how much public records may spread more or less than those that are scored."""
 
@@ -63,13 +69,16 @@ class Prior:
         return float(self.variances.sum()) / total if total > 0 else 0.0
 
 
-def public_prior(public: Tensor, *, like: Tensor, rank: int | None = None, source: str = "", seed: Seed | None = None) -> Prior:
+def public_prior(
+    public: Tensor, *, like: Tensor, rank: int | None = None, most: int = RANK, source: str = "", seed: Seed | None = None
+) -> Prior:
     """Return mean, covariance of low rank, and what is left out, of public records.
 
     Args:
         public: (n, ...) records that are not scored.
         like: (k, ...) those that are.
-        rank: Directions kept; None takes 256, or half of the public records where they are fewer.
+        rank: Directions kept; None takes ``most``, or half of the public records where they are fewer.
+        most: Directions that are enough where nobody asks for a number.
         source: Where the public records are from.
         seed: Of random starts, where there are many values.
 
@@ -88,13 +97,13 @@ def public_prior(public: Tensor, *, like: Tensor, rank: int | None = None, sourc
     held = torch.zeros(len(flat), dtype=torch.bool)
     held[HELD_OUT - 1 :: HELD_OUT] = True
     fitted, size = flat[~held], flat.shape[1]
-    most = min(len(fitted) - 1, size)
-    if rank is not None and not 1 <= rank <= most:
-        why = f"{len(public)} public records" if most < size else f"{size} values a record"
+    highest = min(len(fitted) - 1, size)
+    if rank is not None and not 1 <= rank <= highest:
+        why = f"{len(public)} public records" if highest < size else f"{size} values a record"
         raise UsageError(
-            f"rank {rank} is out of reach: {why} carry at most {most} directions; lower it, or give more public records"
+            f"rank {rank} is out of reach: {why} carry at most {highest} directions; lower it, or give more public records"
         )
-    kept = rank or max(1, min(RANK, len(fitted) // 2, size))
+    kept = rank or max(1, min(most, len(fitted) // 2, size))
     mean = fitted.mean(0)
     values, basis = _directions(fitted - mean, kept, (seed or Seed(0)).child("prior"))
     if not float(values[0]) > 1e-12:

@@ -6,15 +6,19 @@ found.result.exposures[0].mean
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TypedDict
 
+from gradveil.attacks.kernel_regression import KernelRegression
+from gradveil.audit.attained import attained
 from gradveil.audit.materials import Materials
 from gradveil.audit.party import own_data
-from gradveil.audit.scene import build_learner
+from gradveil.audit.scene import build_learner, build_subject
+from gradveil.audit.state import order_of_records
 from gradveil.data import Dataset
-from gradveil.errors import UsageError
+from gradveil.errors import GradveilError, UsageError
 from gradveil.randomness import Seed
 from gradveil.risk.calibration import Calibration, calibrate, read_alpha
 from gradveil.risk.exposure import assess
@@ -25,11 +29,14 @@ from gradveil.run.public_records import PRIORS, PublicSource
 from gradveil.run.vertical_grid import fitting_cells
 from gradveil.study.cell import HORIZONTAL, Cell
 from gradveil.study.checks import check_choice
+from gradveil.study.exposures import Exposure
 from gradveil.study.risks import RiskData, RiskResult
 from gradveil.tensors import find_device
 
 __all__ = ["MODES", "RiskRun", "assess_risk"]
 
+REGRESSION = KernelRegression(records=400, seconds=5.0)
+"""At most three times as long for all labels together."""
 MODES = ("auto", "dense", "gram", "leading", "off")
 Told = Callable[[str, int], None]
 
@@ -76,6 +83,7 @@ def assess_risk(
     alpha: float | None = None,
     prior: str = "auto",
     rank: int | None = None,
+    learn: bool = True,
     ranked: bool = False,
     on_record: Told | None = None,
 ) -> RiskRun:
@@ -89,9 +97,10 @@ def assess_risk(
         mode: How spectra are computed; ``off`` leaves InvRE out.
         noise_form: How noise counts.
         alpha: Centre of the score; None takes that of the package.
-        prior: Where public records are from: ``same`` (the data that are not scored), ``other`` (a built-in photograph), ``off``
-            for no exposure, ``auto`` for the first where there are enough.
+        prior: Where public records are from: ``same`` (the data that are not scored), ``other`` (built-in photographs), ``none``
+            (draws of a law that says next to nothing), ``off`` for no exposure, ``auto`` for the first where there are enough.
         rank: Directions kept of the public records; None takes 256 where there are enough of them.
+        learn: Whether a regression on the public records shows what an attacker attains; a few seconds a defense.
         ranked: Whether models and cuts are ranked, least exposed first.
         on_record: Told what is scored and how many records are done.
 
@@ -112,7 +121,7 @@ def assess_risk(
     dataset = materials.dataset(cell)
     if cell.records > len(dataset):
         raise UsageError(f"--records is {cell.records} and {dataset.name!r} has {len(dataset)}; lower it")
-    order = Seed(cell.seed).child("records").numpy("choice").permutation(len(dataset)).tolist()
+    order = order_of_records(cell, dataset)
     rows = sorted(order[: cell.records])
     public = PublicSource(dataset, rows, order[cell.records :], prior, rank)
     grid = [
@@ -140,7 +149,8 @@ def assess_risk(
             if known is None:
                 notes.append(public.missing)
             else:
-                exposures.append(expose(learner, batch, defense, prior=known, others=public.others(each), **about))
+                scored = expose(learner, batch, defense, prior=known, others=public.others(each), **about)
+                exposures.append(_told(scored, each, dataset, materials, public if learn else None))
     data = RiskData(name=dataset.name, digest=dataset.digest(), records=len(rows))
     result = RiskResult(
         meaning=MEANING,
@@ -151,6 +161,27 @@ def assess_risk(
         notes=tuple(dict.fromkeys(notes)),
     )
     return RiskRun(result.ranked() if ranked or len(models) * len(places) > 1 else result, dataset, cell)
+
+
+def _told(scored: Exposure, cell: Cell, dataset: Dataset, materials: Materials, public: PublicSource | None) -> Exposure:
+    """Return exposures with the owners of the records, and with what a regression attains of them."""
+    owners = dataset.owners
+    records = [replace(each, owner=owners[each.row] if owners else None) for each in scored.records]
+    known = None if public is None else public.records(cell)
+    if known is None:
+        return replace(scored, records=tuple(records))
+    begun = time.perf_counter()
+    try:
+        subject = build_subject(cell.replace(known_labels=True), dataset, 0, materials)
+        learned = attained(subject, subject.context(1), known, attack=REGRESSION)
+    except GradveilError as error:
+        return replace(scored, records=tuple(records), unattained=str(error))
+    places = {row: place for place, row in enumerate(subject.indices)}
+    each_took = (time.perf_counter() - begun) / len(records)
+    found = tuple(
+        replace(own, seconds=round(own.seconds + each_took, 3), **learned.of(places[own.row], own.null)) for own in records
+    )
+    return replace(scored, records=found, unattained=learned.reason)
 
 
 def _places(cuts: Sequence[str], cell: Cell) -> list[dict[str, str | int]]:

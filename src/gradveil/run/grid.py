@@ -78,9 +78,7 @@ def _check_files(plan: Plan) -> None:
 def _check_limits(plan: Plan, defenses: list[str]) -> None:
     for text in plan.fail_if:
         limit = parse_limit(text)
-        if limit.metric == "exposure":
-            raise UsageError(f"the limit {text!r} is for gradveil risk, which scores exposure; an audit does not")
-        if limit.metric == "invre" and plan.risk == "off":
+        if limit.metric in ("invre", "exposure") and plan.risk == "off":
             raise UsageError(f"the limit {text!r} needs scores of risk, and risk is off; set it to auto")
         if not any(limit.covers(spelling) for spelling in defenses):
             raise UsageError(f"the limit {text!r} fits none of the defenses {', '.join(defenses)}; name one of them in brackets")

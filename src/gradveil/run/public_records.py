@@ -1,31 +1,23 @@
-"""Public records for exposure: data of the same source that are not scored, or a built-in photograph."""
+"""Public records for exposure without an audit: chosen as audits do, beside the records that are scored."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-import torch
-from torch import Tensor
-
-from gradveil.audit.party import own_data, own_part
+from gradveil.attacks.base import PublicRecords
+from gradveil.audit.party import own_data
+from gradveil.audit.prior import choose_public, of_other_owners
 from gradveil.data import Dataset
-from gradveil.data.public import public_images
 from gradveil.errors import UsageError
 from gradveil.randomness import Seed
 from gradveil.records import Batch
-from gradveil.risk.prior import FEWEST, Prior, public_prior
+from gradveil.risk.prior import FEWEST, WORDS, Prior, public_prior
 from gradveil.study.cell import Cell
 
 __all__ = ["PRIORS", "PublicSource"]
 
-PRIORS = ("auto", "same", "other", "off")
-MOST = 5000
-"""Public records that are looked at."""
-CROPS = 2000
-"""Pieces of the photograph."""
-ALIKE = 1e-4
-"""Mean squared difference below which two records are copies: what is scored is not public."""
+PRIORS = ("auto", "same", "other", "none", "off")
 CANDIDATES = 64
 
 
@@ -48,7 +40,7 @@ class PublicSource:
     choice: str
     rank: int | None = None
     missing: str = ""
-    _free: list[int] | None = None
+    _chosen: dict[tuple[str, str, str, int], PublicRecords] = field(default_factory=dict)
     _made: dict[tuple[str, str, int], Prior | None] = field(default_factory=dict)
 
     def prior(self, cell: Cell) -> Prior | None:
@@ -58,36 +50,36 @@ class PublicSource:
             self._made[key] = self._prior(cell)
         return self._made[key]
 
+    def records(self, cell: Cell) -> PublicRecords | None:
+        """Return the records behind the prior of a cell, None where there is none."""
+        if self.choice != "auto":
+            return self._of(cell, self.choice)
+        if len(self._of(cell, "same").inputs) >= FEWEST:
+            return self._of(cell, "same")
+        return self._of(cell, "other") if len(self.dataset.input_shape) == 3 else None
+
     def others(self, cell: Cell) -> Batch | None:
         """Return candidates for a list, with their labels."""
-        rows = self._unlike()[:CANDIDATES]
-        return own_data(cell, self.dataset).batch(rows) if len(rows) > 1 else None
+        same = self._of(cell, "same")
+        return Batch(same.inputs[:CANDIDATES], same.targets[:CANDIDATES]) if len(same.inputs) > 1 else None
 
     def _prior(self, cell: Cell) -> Prior | None:
-        seed, scored = Seed(cell.seed).child("public"), own_data(cell, self.dataset).inputs[list(self.rows)]
-        same = self._unlike()
-        if self.choice == "same" or (self.choice == "auto" and len(same) >= FEWEST):
-            public = own_data(cell, self.dataset).inputs[same]
-            return public_prior(public, like=scored, rank=self.rank, source=f"{self.dataset.name}, not scored", seed=seed)
-        if len(self.dataset.input_shape) != 3:
+        if self.choice == "other" and len(self.dataset.input_shape) != 3:
+            raise UsageError("--prior other is a photograph, and these data are no pictures; use --prior same or none")
+        public, name = self.records(cell), self.dataset.name
+        if public is None:
             self.missing = (
-                f"no exposure: it takes at least {FEWEST} public records beside the scored ones, and there are {len(same)}; "
-                "score fewer, or give more data"
+                f"no exposure: it takes at least {FEWEST} public records beside the scored ones, and there are "
+                f"{len(self._of(cell, 'same').inputs)}; score fewer, give more data, or ask for --prior none"
             )
-            if self.choice == "other":
-                raise UsageError("--prior other is a photograph, and these data are no pictures; use --prior same")
             return None
-        crops: Tensor = own_part(cell, public_images(self.dataset.input_shape, CROPS, seed))
-        return public_prior(crops, like=scored, rank=self.rank, source="pieces of a built-in photograph", seed=seed)
+        scored = own_data(cell, self.dataset).inputs[list(self.rows)]
+        source, seed = WORDS[public.source].format(name, "scored"), Seed(cell.seed).child("public")
+        return public_prior(public.inputs, like=scored, rank=self.rank, source=source, seed=seed)
 
-    def _unlike(self) -> list[int]:
-        """Return rows that are no copies of scored records, and of no owner of one."""
-        if self._free is None:
-            owners = self.dataset.owners
-            taken = {owners[row] for row in self.rows} if owners else set()
-            rows = [row for row in self.left if not owners or owners[row] not in taken][:MOST]
-            flat = self.dataset.inputs.flatten(1)
-            away = torch.cdist(flat[rows].float(), flat[list(self.rows)].float()).square() / flat.shape[1]
-            copies = (away < ALIKE).any(1).tolist() if rows else []
-            self._free = [row for row, copy in zip(rows, copies, strict=True) if not copy]
-        return self._free
+    def _of(self, cell: Cell, source: str) -> PublicRecords:
+        key = (source, cell.parts, cell.cut and "cut", cell.party)
+        if key not in self._chosen:
+            own, rows = own_data(cell, self.dataset), of_other_owners(self.dataset, self.rows, self.left)
+            self._chosen[key] = choose_public(cell, self.dataset, own, source, near=self.rows, rows=rows)
+        return self._chosen[key]

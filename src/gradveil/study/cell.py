@@ -56,12 +56,12 @@ class Cell(Common, Attackers, Vertical, LocalTraining, ModelSource, DataSource):
     risk: str = key(
         "auto",
         risk_mode,
-        "InvRE, a score without an attack: auto, off, or a mode (dense, gram, leading)",
+        "exposure in dB and InvRE, without an attack: auto, off, or a mode of InvRE (dense, gram, leading)",
         section="audit",
         metavar="MODE",
-        docs="[InvRE, a score without an attack](risk.md#in-an-audit), with and without the defense: `auto` (or `true`) is exact "
-        "up to 1,024 input values and `leading` beyond; `dense`, `gram` and `leading` force a mode; `off` (or `false`) leaves it "
-        "out. Part of a cell's key",
+        docs="[exposure and InvRE, without an attack](risk.md#in-an-audit): `auto` (or `true`) has InvRE exact up to 1,024 input "
+        "values and `leading` beyond; `dense`, `gram` and `leading` force a mode; `off` (or `false`) leaves both out. Part of a "
+        "cell's key",
     )
 
     @property

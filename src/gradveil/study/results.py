@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from gradveil.study.cell import CELL_FORMAT
+from gradveil.study.cell_exposure import CellExposure
 from gradveil.study.codec import BESIDE, OMITTED, REASONS, decode, named
 from gradveil.study.evidence import Gap, Power
 from gradveil.study.headline import Contender, clusters_of, contenders, headline_share, largest, with_clusters
@@ -254,7 +255,7 @@ class CellResult:
         *("format", "key", "cell", "defense", "threat", "n", "candidates", "chance", "selected", "best_by_truth", "plain"),
         *("informed", "informed_gain", "informed_by", "asked_steps"),
         *("levels", "gap", "power", "duplicates", "region", "regret_db", "attackers", "nulls", "bar", "records"),
-        *("checks", "bytes", "certificate", "risk", "utility"),
+        *("checks", "bytes", "certificate", "risk", "exposure", "utility"),
     )
     format = CELL_FORMAT
 
@@ -286,6 +287,7 @@ class CellResult:
     bytes: Sent = Sent()
     certificate: Certificate | None = None
     risk: CellRisk | None = None
+    exposure: CellExposure | None = field(default=None, metadata=OMITTED)
     utility: Utility | None = field(default=None, metadata=OMITTED)
     unavailable: Mapping[str, str] = field(default_factory=dict, metadata=REASONS)
     timing: Timing = field(default=Timing(), metadata=BESIDE)

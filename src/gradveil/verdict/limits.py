@@ -4,7 +4,7 @@
     list         records pointed out by who holds a list of candidates        list_owner   the same, counted by owner
     label        labels found                                                 presence     told whether the record is on the list
     psnr · ssim · mse   of the attacker's choice                              invre        the paper's score of risk; no band
-    exposure     in ``gradveil risk``: dB above knowing nothing
+    exposure     dB above knowing nothing, of the worst record: by the oracle, or by what a regression got beyond its label
 
 A limit on a share has three ends. More was hit than it allows: violated. The exact one-sided 95 % upper end of every attacker's
 share is within it: it holds. Else too few records were audited to show it, and the run cannot tell. With no hit a limit g takes
@@ -27,7 +27,8 @@ from typing import Any
 
 from gradveil.errors import LeakAboveLimit, Unreliable
 from gradveil.significance import exact_upper
-from gradveil.study.exposures import Exposure
+from gradveil.study.cell_exposure import CellExposure
+from gradveil.study.exposures import Decibels, Exposure
 from gradveil.study.limits import COUNTED, METRICS, Limit
 from gradveil.study.measures import Share, Spread
 from gradveil.study.results import CellResult
@@ -99,11 +100,12 @@ def compare(limits: Iterable[Limit], cells: Sequence[CellResult], missing: Seque
         if not meant and not missing:
             doubts.append(f"the limit {limit.text!r} fits no cell of this run")
         for cell in (cells[place] for place in meant):
+            found: Violation | str
             judged += 1
+            # No attack is behind the next two, so a failed check of the attacks says nothing about them.
             if limit.metric == "exposure":
-                found: Violation | str = "exposure is scored by gradveil risk, not in an audit"
+                found = _judge_cell_exposure(limit, cell.defense.spelling, cell.exposure)
             elif limit.metric == "invre":
-                # No attack is behind it, so a failed check of the attacks says nothing about it.
                 records, reason = (cell.risk.records, cell.risk.reason) if cell.risk is not None else ((), "risk was not scored")
                 found = _judge_risk(limit, cell.defense.spelling, records, reason)
             else:
@@ -157,16 +159,34 @@ def _compare_exposure(limits: Sequence[Limit], found: Sequence[Exposure]) -> Out
             doubts.append(f"the limit {limit.text!r} fits no cell of this run")
         for own in (found[place] for place in meant):
             judged += 1
-            known = [(record.exposure, record.row) for record in own.records if record.exposure is not None]
-            if own.reason or len(known) < len(own.records):
-                doubts.append(f"{own.defense}: there is no exposure ({own.reason or 'not of every record'})")
-                continue
-            worst, row = max(known)
-            if limit.broken_by(worst):
-                beyond = sum(limit.broken_by(value) for value, _ in known)
-                told = f"row {row} under {own.model} is exposed by {worst:.1f} dB; {beyond} of {len(known)} records"
-                violations.append(Violation(limit, own.defense, worst, f"{own.defense} is beyond {limit.text}: {told}"))
+            named = [(f"row {record.row} under {own.model}", record) for record in own.records]
+            outcome = _judge_exposure(limit, own.defense, named, own.reason)
+            if isinstance(outcome, Violation):
+                violations.append(outcome)
+            elif outcome:
+                doubts.append(f"{own.defense}: {outcome}")
     return Outcome(tuple(violations), tuple(dict.fromkeys(doubts)), judged)
+
+
+def _judge_cell_exposure(limit: Limit, defense: str, own: CellExposure | None) -> Violation | str:
+    if own is None:
+        return "exposure was not scored"
+    return _judge_exposure(limit, defense, [(record.pseudonym, record) for record in own.records], own.reason)
+
+
+def _judge_exposure(limit: Limit, defense: str, named: Sequence[tuple[str, Decibels]], reason: str) -> Violation | str:
+    """Return the violation of a limit on decibels, a sentence why it cannot be judged, or nothing."""
+    known = [(record.exposure, name, "is exposed by") for name, record in named if record.exposure is not None]
+    learned = [(value, name, "gave a regression") for name, record in named if (value := record.beyond_label) is not None]
+    both = [*known, *learned]
+    if both and limit.broken_by(max(both)[0]):
+        worst, name, verb = max(both)
+        beyond = len({own for value, own, _ in both if limit.broken_by(value)})
+        told = f"{name} {verb} {worst:.1f} dB; {beyond} of {len(named)} records"
+        return Violation(limit, defense, worst, f"{defense} is beyond {limit.text}: {told}")
+    if reason or not known or len(known) < len(named):
+        return f"there is no exposure ({reason or 'not of every record'})"
+    return ""
 
 
 def compare_risk(limits: Iterable[Limit], scored: Sequence[tuple[str, Sequence[RiskRecord]]]) -> Outcome:

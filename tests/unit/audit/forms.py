@@ -41,7 +41,7 @@ CERTIFICATE = {
 }
 SIDE = {"mean": NUMBER, "worst": NUMBER, "high": NUMBER, "mode": str}
 COEFFICIENT = ({"value": NUMBER, "p": NUMBER}, None)
-RISK = {
+RISK: dict[str, Any] = {
     **{"reason": "", "meaning": str, "alpha": NUMBER, "beta": NUMBER, "gap_rule": str, "noise_form": str, "notes": [str]},
     **{"defended": SIDE, "undefended": SIDE},
     "records": [
@@ -74,6 +74,19 @@ LISTED = {**LEVEL, "size": int, "sensitivity": SENSITIVITY}
 LEVELS = {
     "label": LEVEL,
     "list": {"lists": dict.fromkeys(("random", "same_label", "nearest"), LISTED), "presence": LEVEL, "draws": int},
+}
+EXPOSURE = {
+    **{"meaning": str, "mean": MAYBE, "worst": MAYBE, "mean_linear": MAYBE, "mean_listed": MAYBE, "mean_gain": MAYBE},
+    **dict.fromkeys(("mean_attained", "worst_attained", "mean_by_label", "mean_rehearsed"), MAYBE),
+    **{"public": {"source": str, "records": int, "rank": int, "kept": NUMBER}, "reason": str, "unlisted": str, "doubt": str},
+    **{"range": str, "owners": list, "notes": [str]},
+    "records": [
+        {
+            **{"pseudonym": str, "exposure": MAYBE, "linear": MAYBE, "null": NUMBER, "listed": MAYBE, "gain": MAYBE},
+            **dict.fromkeys(("attained", "by_label", "rehearsed"), NUMBER),
+        }
+    ],
+    "correlation": (RISK["correlation"], {name: form for name, form in RISK["correlation"].items() if name != "partial"}),
 }
 CELL: dict[str, Any] = {
     "format": "gradveil-cell-1",
@@ -128,10 +141,11 @@ CELL: dict[str, Any] = {
     "bytes": {"up": int, "dense": int},
     "certificate": CERTIFICATE,
     "risk": (RISK, {"reason": str, "meaning": str}, None),
+    "exposure": EXPOSURE,
 }
 DEFENDED = {**CELL, "informed_by": ("own", "generic", "none"), "informed_gain": {"first": int, "second": int, "p": NUMBER}}
 # What the document names and small cells lack: copies, owners, records that share their luck.
-SOMETIMES = {"duplicates": int, "owners": LEVEL, "owners_null": BAR, "effective": NUMBER}
+SOMETIMES = {"duplicates": int, "owners": LEVEL, "owners_null": BAR, "effective": NUMBER, "unattained": str}
 TIMING = {
     **{"key": str, "seconds": NUMBER, "attack_steps": int, "steps_per_second": NUMBER},
     **{"risk_seconds": NUMBER, "peak_memory_mb": int, "defense_ms": NUMBER, "undefended_ms": NUMBER},

@@ -117,3 +117,16 @@ def test_the_mean_of_public_records_is_a_null_where_attackers_learn() -> None:
     other = make_subject(prior="other")
     rows = null_rows(other, resolve("kernel_regression(records=64)"), other.context(5), 1, drawn)
     assert torch.allclose(rows["public_mean"].images[0], other.prior.inputs.mean(0))
+
+
+def test_records_of_attacked_owners_are_not_public_where_others_are_enough() -> None:
+    data = digits()
+    many = dataclasses.replace(data, owners=tuple(f"writer {row % 50}" for row in range(len(data))))
+    subject = build_subject(CELL, many, 0)
+    taken = {row % 50 for row in subject.indices}
+    rows = torch.cdist(subject.prior.inputs.flatten(1), data.inputs.flatten(1)).argmin(1).tolist()
+    assert rows and not taken & {row % 50 for row in rows}
+    assert "other records of the same data of other owners" in told(subject)
+    few = dataclasses.replace(data, owners=tuple(f"hospital {row % 2}" for row in range(len(data))))
+    both = build_subject(CELL, few, 0)
+    assert len(both.prior.inputs) == len(make_subject().prior.inputs) and "of other owners" not in told(both)

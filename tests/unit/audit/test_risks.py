@@ -192,5 +192,6 @@ def test_a_plan_says_how_and_a_limit_needs_scores() -> None:
     with pytest.raises(UsageError, match="risk is off"):
         check_plan(Plan.default(risk="off", fail_if=["invre>0.45"]))
     check_plan(Plan.default(fail_if=["invre>0.45"]))
-    with pytest.raises(UsageError, match="is for gradveil risk"):
-        check_plan(Plan.default(fail_if=["exposure>3"]))
+    with pytest.raises(UsageError, match="risk is off"):
+        check_plan(Plan.default(risk="off", fail_if=["exposure>3"]))
+    check_plan(Plan.default(fail_if=["exposure>3", "exposure[none]>3"]))

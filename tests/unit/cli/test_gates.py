@@ -69,3 +69,19 @@ def test_a_search_that_was_cut_short_passes_no_gate(tmp_path: Path, monkeypatch:
         cells = load_run(folder).cells
     assert {cell.ensemble for cell in cells} == {"quick-4 cut off after 2 steps"} and all(cell.capped for cell in cells)
     assert found["cells"][1]["verdict"] not in ("not broken", "not identified; power not measured")
+
+
+@pytest.mark.parametrize(
+    ("limits", "code", "words"),
+    [
+        (["exposure>60"], 0, ""),
+        (["exposure[gaussian_noise]>0.5"], 1, "gaussian_noise(std=0.001) is beyond exposure[gaussian_noise]>0.5: r-"),
+        (["exposure>60", "exposure[quantisation]>60"], 3, "there is no exposure (no decibels, attack it instead"),
+    ],
+)
+def test_exposure_gates_an_audit(limits: list[str], code: int, words: str, tmp_path: Path, capsys: Captured) -> None:
+    small = ["--data", "digits", "--model", "mlp(hidden=8)", "--records", "2", "--ensemble", "linear_layer", "--lists", "off"]
+    names = ["none", "gaussian_noise(std=0.001)", *(["quantisation(mode='qsgd')"] if code == 3 else [])]
+    asked = [word for name in names for word in ("--defense", name)] + [word for text in limits for word in ("--fail-if", text)]
+    assert main(["audit", *small, *asked, "--workers", "1", "--device", "cpu", "--quiet", "--out", str(tmp_path / "o")]) == code
+    assert words in capsys.readouterr().err

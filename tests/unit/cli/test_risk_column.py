@@ -18,23 +18,31 @@ def test_the_table_has_the_mean_and_the_most_and_says_what_they_mean(tmp_path: P
     print_results(load_run(make_results(tmp_path)))
     said = capsys.readouterr().out
     assert "InvRE" in said and "0.44, ≤ 0.54" in said
-    assert "does not acquit" in " ".join(said.split())
+    own = load_run(make_results(tmp_path)).cells[3].exposure
+    assert own is not None and f"{own.mean:.1f}, ≤ {own.worst:.1f} dB" in said.replace("\u00a0", " ")
+    assert f"{own.mean_attained:.1f}, ≤ {own.worst_attained:.1f} dB" in said.replace("\u00a0", " ")
+    words = " ".join(said.split())
+    assert "exposure of clipping(bound=1.0) + gaussian_noise(std=0.05): no decibels" in words and "is no bound" in words
+    assert "does not acquit" in words
 
 
 def test_json_has_every_score_with_and_without_the_defense(tmp_path: Path) -> None:
     row = results_as_dict(load_run(make_results(tmp_path)))["cells"][3]
     assert row["defense"] == "gaussian_noise(std=0.1)" and len(row["risk"]["records"]) == 16
     assert row["risk"]["defended"]["mean"] < row["risk"]["undefended"]["mean"]
+    assert row["exposure"]["mean"] < 6 and len(row["exposure"]["records"]) == 16
     assert row["risk"]["defended"]["mode"] == "leading" and set(row["risk"]["correlation"]["spearman"]) == {"value", "p"}
 
 
 def test_without_scores_there_is_no_column(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     def without(cell: dict[str, Any]) -> None:
         cell["risk"] = None
+        del cell["exposure"]
 
     folder = change(make_results(tmp_path), without)
     print_results(load_run(folder))
-    assert "InvRE" not in capsys.readouterr().out
+    said = capsys.readouterr().out
+    assert "InvRE" not in said and "exposure" not in said
     assert {row["risk"] for row in results_as_dict(load_run(folder))["cells"]} == {None}
 
 

@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from tests.unit.report.example_risks import risk
+from tests.unit.report.example_risks import exposure, risk
 from tests.unit.report.example_trainings import certificate, guarantee, utility
 
 Pictures = npt.NDArray[np.float32]
@@ -216,6 +216,7 @@ def cell(example: Example, key: str, settings: dict[str, Any], owners: bool = Fa
         "bytes": {"up": example.bytes_up, "dense": 63304},
         "certificate": certificate(example.spelling),
         "risk": risk(example.spelling, _records(example, owners)),
+        "exposure": exposure(example.spelling, _records(example, owners)),
     }
 
 

@@ -39,3 +39,24 @@ def risk(spelling: str, records: Sequence[dict[str, Any]]) -> dict[str, Any]:
         },
         "notes": [],
     }
+
+
+def exposure(spelling: str, records: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """Return EXPOSURE of docs/results-format.md for the records of a cell; clipping has none."""
+    none, nulls = spelling.startswith("clipping"), [0.05 + 0.01 * math.cos(i) for i in range(len(records))]
+    own = [9.0 + math.sin(1.7 * i) - (4.0 if "0.1" in spelling else 0.0) for i in range(len(records))]
+    return {
+        "public": {"source": "photos, not attacked", "records": 600, "rank": 128, "kept": 0.9},
+        "reason": "no decibels, attack it instead: made up" if none else "",
+        "unlisted": "no number of a list: made up" if none else "",
+        "records": [
+            {
+                **{"pseudonym": record["pseudonym"], "null": null, "gain": 10 * math.log10(null / float(record["mse"]))},
+                **{"attained": value - 2.0, "by_label": 0.7, "rehearsed": 5.3, "owner": record["owner"]},
+                **({} if none else {"exposure": value, "linear": value + 0.5, "listed": 0.75}),
+            }
+            for record, value, null in zip(records, own, nulls, strict=True)
+        ],
+        "correlation": {"attack": "informed", "spearman": {"value": 0.61, "p": 0.012}, "n": 0 if none else len(records)},
+        "notes": ["7 other records of the update count as noise"] if "0.1" in spelling else [],
+    }

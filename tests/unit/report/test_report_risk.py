@@ -26,6 +26,7 @@ def section(path: Path) -> str:
 
 def without(cell: dict[str, Any]) -> None:
     cell["risk"] = None
+    del cell["exposure"]
 
 
 def test_both_scores_the_correlation_and_the_meaning_are_there(tmp_path: Path) -> None:
@@ -158,3 +159,42 @@ def test_the_floor_under_the_mean_error_stands_in_the_table_of_certificates(tmp_
     text = text_of(write_report(make_results(tmp_path)))
     assert "at least 0.0021 (0.0019–0.0023) , at most 27.2" in text.replace("\u00a0", " ")
     assert "Van Trees" in text
+
+
+def test_exposure_stands_beside_what_attacks_gained(tmp_path: Path) -> None:
+    folder = make_results(tmp_path)
+    cell = load_run(folder).cells[3]
+    assert cell.exposure is not None and cell.exposure.worst is not None and cell.exposure.mean_gain is not None
+    assert cell.exposure.mean_attained is not None and cell.exposure.mean_attained < (cell.exposure.mean or 0)
+    text = text_of(write_report(folder)).replace("\u00a0", " ")
+    for value in (
+        cell.exposure.mean,
+        cell.exposure.worst,
+        cell.exposure.mean_linear,
+        cell.exposure.mean_gain,
+        cell.exposure.mean_attained,
+    ):
+        assert f"{value:.1f} dB" in text
+    assert "0.61 (p = 0.012)" in text and "128 directions of 600 public records (photos, not attacked)" in text
+    assert "7 other records of the update count as noise" in text and "0.7 dB" in text and "5.3 dB" in text
+    page = section(write_report(folder))
+    assert 'id="exposure-table"' in page and "attack it instead: made up" in page
+
+
+def test_exposure_is_shown_where_there_is_no_invre(tmp_path: Path) -> None:
+    def alone(cell: dict[str, Any]) -> None:
+        cell["risk"] = None
+
+    folder = make_results(tmp_path)
+    assert "exposure-table" in section(write_report(change(folder, alone)))
+
+
+def test_owners_come_first_where_data_name_them(tmp_path: Path) -> None:
+    folder = make_results(tmp_path, owners=True)
+    first = load_run(folder).cells[0].exposure
+    assert first is not None and first.owners and first.owners[0].worst == first.worst
+    text = text_of(write_report(folder)).replace("\u00a0", " ")
+    assert f"{first.owners[0].owner} ({first.owners[0].n} records): exposure {first.owners[0].mean:.1f} dB" in text
+    assert "Most exposed owner, mean" in text
+    bare = write_report(make_results(tmp_path / "bare"))
+    assert "Most exposed owner" not in text_of(bare)

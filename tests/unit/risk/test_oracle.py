@@ -23,7 +23,7 @@ from gradveil.risk.oracle import _hidden, _residuals, expose
 from gradveil.risk.prior import Prior, public_prior
 from gradveil.spectra.along import _by_products, grams_along, layout_of
 from gradveil.study.cell import Cell
-from gradveil.study.exposures import Exposure
+from gradveil.study.exposures import Exposure, RecordExposure
 
 DIGITS = load_source(Cell(data="digits"))
 PUBLIC = DIGITS.inputs[100:700]
@@ -147,7 +147,7 @@ def test_a_record_that_is_the_mean_has_no_exposure() -> None:
     assert "mean of the public ones" in exposed("none", prior=flat).reason
 
 
-BASE = ["risk", "--records", "3", "--model", "mlp(hidden=[8])", "--quiet", "--mode", "off"]
+BASE = ["risk", "--records", "3", "--model", "mlp(hidden=[8])", "--quiet", "--mode", "off", "--no-attained"]
 
 
 @pytest.mark.parametrize(
@@ -188,15 +188,19 @@ def test_public_records_may_be_of_another_source_or_none(tmp_path: Path, capsys:
         assert main([*BASE, "--json", *options]) == 0
         return capsys.readouterr().out
 
-    same, other = (json.loads(said("--data", "digits", "--prior", name)) for name in ("same", "other"))
-    assert other["exposures"][0]["public"]["source"] == "pieces of a built-in photograph"
-    assert same["exposures"][0]["mean"] != other["exposures"][0]["mean"]
+    asked = ("same", "other", "none")
+    same, other, law = (json.loads(said("--data", "digits", "--prior", name))["exposures"][0] for name in asked)
+    assert other["public"]["source"] == "pieces of built-in photographs" and "1/f²" in law["public"]["source"]
+    assert len({each["mean"] for each in (same, other, law)}) == 3
+    assert same["records"][0]["listed"] == law["records"][0]["listed"] == 1.0, "candidates are records, whatever the prior"
     assert "exposures" not in json.loads(said("--data", "digits", "--prior", "off"))
     rng = np.random.default_rng(0)
     features, labels = rng.random((12, 20), dtype=np.float32), np.arange(12) % 3
     np.savez(tmp_path / "few.npz", x=features, y=labels)
     found = json.loads(said("--data", str(tmp_path / "few.npz")))
-    assert "at least 16 public records" in found["notes"][0] and "exposures" not in found
+    assert "at least 16 public records" in found["notes"][0] and "--prior none" in found["notes"][0] and "exposures" not in found
+    law = json.loads(said("--data", str(tmp_path / "few.npz"), "--prior", "none"))["exposures"][0]
+    assert law["public"]["records"] == 1024 and law["mean"] > 0 and "1/f²" in law["public"]["source"]
     for options, words in (
         (["--prior", "other"], "no pictures"),
         (["--prior", "same"], "at least 16 public records, and there are 9"),
@@ -213,3 +217,35 @@ def test_copies_of_scored_records_are_not_public(tmp_path: Path, capsys: pytest.
     records = json.loads(capsys.readouterr().out)["exposures"][0]
     scored = {record["row"] // 4 for record in records["records"]}
     assert records["public"]["records"] == 80 - 4 * len(scored)
+
+
+def test_the_command_tells_what_is_attained_by_record_and_owner(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    rows = slice(0, 240)
+    owners = np.array([f"writer {row % 40}" for row in range(240)])
+    np.savez(tmp_path / "own.npz", x=DIGITS.inputs[rows].numpy(), y=DIGITS.targets[rows].numpy(), owners=owners)
+    asked = [word for word in BASE if word != "--no-attained"] + ["--data", str(tmp_path / "own.npz"), "--rank", "16"]
+    defended = [*asked, "--defense", "quantisation(mode='qsgd')", "--fail-if", "exposure[quantisation]>1"]
+    assert main([*defended, "--out", str(tmp_path / "out")]) == 1
+    told = capsys.readouterr()
+    said = " ".join(told.out.split())
+    assert "mean attained" in said and "labels alone" in said and "owner" in said and "writer" in said
+    assert "gave a regression" in told.err
+    bare, random = json.loads((tmp_path / "out" / "risk.json").read_text())["exposures"]
+    assert random["mean"] is None and random["reason"] and random["mean_attained"] > 1
+    assert bare["mean_attained"] > random["mean_attained"] > random["mean_by_label"]
+    own: dict[str, list[float]] = {record["owner"]: [] for record in bare["records"]}
+    for record in bare["records"]:
+        own[record["owner"]].append(record["exposure"])
+        assert record["owner"] == owners[record["row"]] and record["attained"] > 3
+    assert [(each["owner"], each["n"], each["worst"]) for each in bare["owners"]] == sorted(
+        ((name, len(values), max(values)) for name, values in own.items()), key=lambda each: -each[2]
+    )
+
+
+def test_a_wide_range_between_both_is_said() -> None:
+    def told(attained: float, exposure: float | None = 9.0) -> str:
+        record = RecordExposure(row=0, null=0.1, exposure=exposure, attained=attained, owner="a")
+        return Exposure(model="m", defense="none", records=(record,)).range
+
+    assert "a regression attains 2.5 dB" in told(2.5) and "9.0; what attackers can do" in told(2.5)
+    assert told(3.5) == told(12.0) == told(0.0, None) == ""
