@@ -63,7 +63,8 @@ def public_records(cell: Cell, dataset: Dataset, own: Dataset, pool: Sequence[in
         own: What the sender has of every record.
         pool: Rows of the records under attack and of the other candidates.
     """
-    return choose_public(cell, dataset, own, source_of(cell, dataset), near=pool, rows=_spare(cell, dataset))
+    source = source_of(cell, dataset)
+    return choose_public(cell, dataset, own, source, near=pool, rows=_spare(cell, dataset) if source == "same" else ())
 
 
 def choose_public(

@@ -43,7 +43,7 @@ def test_the_guarantee_is_that_of_the_cell_s_updates(monkeypatch: pytest.MonkeyP
     made: Any = cell()
     found: Any = certified.guarantee_of(made)
     assert found[0] == ("defense", HERE.training())
-    assert found[1] == {"examples": 2, "rounds": 3, "weights": "weights", "fault": ""}
+    assert found[1] == {"examples": 2, "rounds": 3, "weights": "weights", "fault": "", "summed": 1}
     made.cell = HERE.replace(scale="minmax")
     assert certified.guarantee_of(made)[1]["fault"] == RANGE_OF_DATA  # type: ignore[index]
     made.seen.attacked = True

@@ -184,10 +184,16 @@ def test_a_choice_is_scored_for_whoever_has_candidates(
 
 @pytest.mark.parametrize("informed", [True, False])
 def test_risk_stands_beside_the_errors_of_who_knows_the_defense_where_there_is_one(informed: bool) -> None:
-    risk: Any = fake(beside=lambda *given: given)
+    risk: Any = fake(beside=lambda *given: given, seconds=1.0)
+    exposure: Any = fake(beside=lambda *given: given, seconds=0.5)
     own, other = scored([True] * 2, mse=[0.25, 0.5]), scored([True] * 2, mse=[1.0, 2.0])
-    found: Any = audited._risk(risk, [Record(pseudonym="a"), Record(pseudonym="b")], {"informed": own} if informed else {}, other)
-    assert found == ((["a", "b"], [0.25, 0.5], "informed") if informed else (["a", "b"], [1.0, 2.0], "plain"))
+    rows = {"selected": other} | ({"informed": own} if informed else {})
+    records = [Record(pseudonym="a", owner="x"), Record(pseudonym="b", owner="y")]
+    found: Any = audited._Foretold(risk, exposure).beside(records, rows)
+    beside = ([0.25, 0.5], "informed") if informed else ([1.0, 2.0], "plain")
+    assert found == ((["a", "b"], *beside), (["a", "b"], ["x", "y"], *beside))
+    assert audited._Foretold(None, None).beside(records, rows) == (None, None)
+    assert audited._Foretold(risk, exposure).seconds == 1.5 and audited._Foretold(None, exposure).seconds == 0.5
 
 
 @pytest.mark.parametrize(

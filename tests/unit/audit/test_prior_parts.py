@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from types import SimpleNamespace
 from typing import Any
 
@@ -37,8 +38,21 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
     ],
 )
 def test_spare_are_rows_behind_all_that_are_attacked_candidates_or_listed(changes: dict[str, Any], first: int) -> None:
-    cell = HERE.replace(**changes)
-    assert prior._spare(cell, people()) == order_of_records(cell, people())[first:]
+    cell, alone = HERE.replace(**changes), dataclasses.replace(people(), owners=None)
+    assert prior._spare(cell, alone) == order_of_records(cell, alone)[first:]
+
+
+def test_owners_under_attack_teach_nothing_where_enough_others_are_there() -> None:
+    data, cell = people(), HERE.replace(records=2, batch_size=1)
+    owners = data.owners
+    assert owners is not None
+    order = order_of_records(cell, data)
+    taken = {owners[row] for row in order[:2]}
+    strangers = [row for row in order[10:] if owners[row] not in taken]
+    assert 8 <= len(strangers) < len(order[10:])
+    assert prior._spare(cell, data) == strangers == prior.of_other_owners(data, order[:2], order[10:])
+    few = strangers[:7] + [row for row in order[10:] if owners[row] in taken]
+    assert prior.of_other_owners(data, order[:2], few) == few, "too few others to learn from"
 
 
 def test_the_audited_data_teach_from_as_many_records_as_are_enough(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -60,8 +74,9 @@ def test_of_the_same_data_the_first_spare_rows_are_held_as_the_sender_has_them(
 ) -> None:
     monkeypatch.setattr(prior, "MOST", most)
     monkeypatch.setattr(prior, "MOST_VALUES", fits)
-    rows = order_of_records(HERE, people())[10 : 10 + kept]
-    found = prior.public_records(HERE, people(), own(), POOL)
+    alone = dataclasses.replace(people(), owners=None)
+    rows = order_of_records(HERE, alone)[10 : 10 + kept]
+    found = prior.public_records(HERE, alone, own(), POOL)
     apart = [row for row in rows if row not in POOL]  # what is in the pool is a copy of itself
     assert found.source == "same" and torch.equal(found.inputs, 0.5 * people().inputs[apart])
     assert torch.equal(found.targets, people().targets[apart])

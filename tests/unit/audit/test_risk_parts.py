@@ -151,7 +151,7 @@ def test_a_score_is_asked_for_with_the_cell_s_model_data_seed_and_memory(
     made = subject(risk=risk, defense="clipping")
     monkeypatch.setattr(risks, "build_learner", lambda *given: ("learner", *given))
     monkeypatch.setattr(risks, "assess", lambda *given, **more: noted(asked, (given, more)) or "assessed")
-    monkeypatch.setattr(risks, "_same", lambda *given: ("same", *given[:2], id(given[2])))
+    monkeypatch.setattr(risks, "same_update", lambda *given: ("same", *given[:2], id(given[2])))
     known = type(risks._known)(dict)
     monkeypatch.setattr(risks, "_known", known)
     assert risks._assess(made.cell, made, 0.25) == "assessed"  # type: ignore[comparison-overlap]
@@ -171,7 +171,7 @@ def test_what_decides_a_spectrum_is_told_apart() -> None:
     made = subject(defense="clipping")
 
     def same(cell: Any = made.cell, weight: float = 1.0, name: str = "w", whose: Any = made) -> str:
-        return risks._same(cell, fake(weights={name: torch.full((2,), weight)}), whose)
+        return risks.same_update(cell, fake(weights={name: torch.full((2,), weight)}), whose)
 
     assert same() == same(made.cell.replace(defense="none", ensemble="quick"))
     other = fake(dataset=fake(digest=lambda: "other data"))
