@@ -35,11 +35,13 @@ from gradveil.records import Batch
 from gradveil.risk import Prior, public_prior
 from gradveil.risk.oracle import expose
 from gradveil.study.cell import Cell
-from studies.shared import MISSING, slug, table
+from studies.shared import slug, table
 
 RESAMPLES = 1000
 WIDE = 2.0
 """Decibels between the tenth and the ninetieth of a hundred records above which a release can order them."""
+OF_FILE = "trained-"
+"""Before the name of a cut: with the weights of the file."""
 NAMES = {"kernel_regression": "regression", "wiener": "Wiener", "linear_map": "map", "inverting_gradients": "search"}
 Numbers = np.ndarray[Any, np.dtype[np.float64]]
 
@@ -79,7 +81,7 @@ def _releases(settings: SimpleNamespace) -> dict[str, Release]:
         for defense in defenses
     ]
     cuts = [
-        Release(place, "cuts", cut=cut.removeprefix("trained-"), trained=cut.startswith("trained-"), records=settings.rung_records)
+        Release(place, "cuts", cut=cut.removeprefix(OF_FILE), trained=cut.startswith(OF_FILE), records=settings.rung_records)
         for place, own in settings.cuts.items()
         for cut in own
     ]
@@ -126,8 +128,8 @@ def measure(unit: str, settings: SimpleNamespace, work: Path) -> dict[str, Any]:
         return found
     low, high = np.quantile(gains[best], [0.1, 0.9])
     orders = {
-        name: {kind: _order(values, gains[name], nulls) for kind, values in scores.items()} | {"contrast": _rank(nulls, gains[name])}
-        for name in gains
+        name: {**{kind: _order(values, own, nulls) for kind, values in scores.items()}, "contrast": _rank(nulls, own)}
+        for name, own in gains.items()
     }
     return found | {"spread": round(float(high - low), 2), "orders": orders}
 
@@ -276,10 +278,10 @@ def _records(single: Sequence[Mapping[str, Any]]) -> str:
             if name != found["best"]
         )
         wide = f"{found['spread']:.1f}" + ("" if found["spread"] >= WIDE else " (narrow)")
+        null = f"{best['contrast']:+.2f}"
         gain = f"{NAMES[found['best']]} {found['gains'][found['best']]:.1f}"
         rows.append(
-            [what, f"`{found['defense']}`", found["n"], f"{found['scores']['exposure']:.1f}", gain, wide, *told]
-            + [f"{best['contrast']:+.2f}", others or MISSING]
+            [what, f"`{found['defense']}`", found["n"], f"{found['scores']['exposure']:.1f}", gain, wide, *told, null, others]
         )
     head = "network, data | defense | n | exposure, dB | best attack's gain, dB | spread, dB | given contrast (95 %) | `linear`"
     return table(f"{head} | contrast alone | others: gain, given contrast", rows)
