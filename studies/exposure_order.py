@@ -10,7 +10,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -108,12 +108,15 @@ def measure(unit: str, settings: SimpleNamespace, work: Path) -> dict[str, Any]:
         raise UsageError(f"{unit}: {told.reason}")
     nulls = np.array([record.null for record in told.records])
     scores = {name: np.array([getattr(record, name) for record in told.records]) for name in ("exposure", "linear")}
-    context, gains = dataclasses.replace(subject.context(10**9), public=public), {}
+    # What is learned of public pictures alone is the same for all units.
+    context = dataclasses.replace(subject.context(10**9), public=public, memory=dict(_learned))
+    gains: dict[str, Numbers] = {}
     for attack in _attacks(subject, context, release, settings):
         begun = time.process_time()
         errors = _errors(attack, subject, context, records)
         spent[attack.card.name] = time.process_time() - begun
         gains[attack.card.name] = 10 * np.log10(nulls / errors)
+    _learned.update({key: value for key, value in context.memory.items() if isinstance(key, tuple) and key[0] == "linear prior"})
     best = max(gains, key=lambda name: float(gains[name].mean()))
     found = {
         **{name: getattr(release, name) for name in ("place", "ladder", "defense", "cut", "trained")},
@@ -196,6 +199,7 @@ def _public(path: str, per_class: int) -> PublicRecords:
     return PublicRecords(train.inputs[rows], train.targets[rows], "same")
 
 
+_learned: dict[Hashable, Any] = {}
 _priors: dict[tuple[int, int, bool], tuple[PublicRecords, Prior]] = {}
 
 
