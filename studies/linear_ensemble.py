@@ -85,7 +85,12 @@ def _best(result: CellResult) -> dict[str, Any]:
         rows = [row for row in result.attackers if (row.recipe in LINEAR) == (kind == "linear") and row.summary is not None]
         best = max(rows, key=lambda row: _psnr(row.summary))
         assert best.summary is not None
-        found[kind] = {"who": f"{best.recipe}, {best.stance}", "psnr": round(_psnr(best.summary), 2)}
+        found[kind] = {
+            "who": f"{best.recipe}, {best.stance}",
+            "psnr": round(_psnr(best.summary), 2),
+            "rehearsed": round(best.rehearsal_psnr or 0.0, 2),
+            "chosen": sum(row.chosen or 0 for row in rows),
+        }
         found["identified"][kind] = best.summary.identified.count
     return found
 
@@ -139,13 +144,16 @@ def tables(documents: Mapping[str, Mapping[str, Any]]) -> dict[str, str]:
             f"{found['linear_map']:.1f}",
             f"{found['selected']:.1f}",
             f"{found['selected'] - _better(found):+.1f}",
+            f"{found['linear']['chosen']} of {found['n']}",
+            f"{found['search']['rehearsed']:.1f} / {found['linear']['rehearsed']:.1f}",
             f"{found['identified'][0]['search']} / {found['identified'][0]['linear']} / {found['identified'][1]}",
             f"{found['public_mean']:.1f}",
         ]
         for found in documents.values()
     ]
     head = "data | defense | n | best search, PSNR | best linear prior of the ensemble | `linear_map` | chosen by the referee"
-    whole = f"{head} | against the better | identified: search / linear / chosen | null: public mean"
+    more = "against the better | linear prior chosen | rehearsed: search / linear, PSNR | identified: search / linear / chosen"
+    whole = f"{head} | {more} | null: public mean"
     return {"rungs": table(whole, rows), "gate": _gate(list(documents.values()))}
 
 
