@@ -243,7 +243,8 @@ def tables(documents: Mapping[str, Mapping[str, Any]]) -> dict[str, str]:
         if found["ladder"]:
             ladders.setdefault((found["place"], found["ladder"]), []).append(found)
     single = [found for found in documents.values() if not found["ladder"]]
-    return {"ladders": _ladders(ladders), "rungs": _rungs(ladders), "records": _records(single)}
+    shown = {"ladders": _ladders(ladders), "rungs": _rungs(ladders)} if ladders else {}
+    return shown | ({"records": _records(single)} if single else {})
 
 
 def _ladders(ladders: Mapping[tuple[str, str], Sequence[Mapping[str, Any]]]) -> str:

@@ -66,6 +66,7 @@ def test_a_ladder_is_ordered_by_the_best_attack_of_each_rung() -> None:
         for place, (score, gain, other) in enumerate([(9.0, 8.0, 1.0), (5.0, 0.0, 6.0), (1.0, 2.0, -3.0)])
     }
     shown = tables(found)
+    assert set(shown) == {"ladders", "rungs"}
     assert "| net | noise | 3 | 4 | 1.00 | -1.00 | 1.0 |" in shown["ladders"]
     assert (
         "9.0 / 5.0 / 1.0" in shown["rungs"] and "8.0 / 6.0 / 2.0" in shown["rungs"] and "Wiener / map / Wiener" in shown["rungs"]
@@ -77,5 +78,6 @@ def test_a_release_shows_the_best_attack_first(spread: float, words: str) -> Non
     order = {"partial": 0.5, "low": 0.3, "high": 0.7, "plain": 0.6}
     orders = {name: {"exposure": order, "linear": order, "contrast": 0.1} for name in ("wiener", "linear_map")}
     one = document("none", 5.0, {"wiener": 4.0, "linear_map": 6.0}, spread=spread, orders=orders) | {"ladder": ""}
+    assert set(tables({"one": one})) == {"records"}
     shown = tables({"one": one})["records"]
     assert "map 6.0" in shown and words in shown and "+0.50 (+0.30 to +0.70)" in shown and "Wiener 4.0 dB +0.50" in shown
