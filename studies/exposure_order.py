@@ -148,7 +148,7 @@ def _rank(first: Numbers, second: Numbers) -> float:
 def _order(scores: Numbers, gains: Numbers, nulls: Numbers) -> dict[str, float]:
     """Return the partial rank correlation given contrast, with a bootstrap interval over records, and the plain one."""
 
-    def partial(rows: Numbers | slice) -> float:
+    def partial(rows: Any) -> float:
         found = correlate(scores[rows].tolist(), gains[rows].tolist(), contrasts=nulls[rows].tolist()).partial
         return 0.0 if found is None else found.value
 
@@ -166,8 +166,8 @@ def _order(scores: Numbers, gains: Numbers, nulls: Numbers) -> dict[str, float]:
 def _subject(release: Release, settings: SimpleNamespace) -> tuple[Subject, PublicRecords]:
     place = settings.places[release.place]
     data = next(path for path in settings.data if Path(path).stem == place["data"])
-    weights = {"weights": settings.weights, "state": "given"} if release.trained else {}
-    cut = {"cut": release.cut} if release.cut else {}
+    given: dict[str, Any] = {"weights": settings.weights, "state": "given"} if release.trained else {}
+    given |= {"cut": release.cut} if release.cut else {}
     cell = Cell(
         data=data,
         model=place["model"],
@@ -178,8 +178,7 @@ def _subject(release: Release, settings: SimpleNamespace) -> tuple[Subject, Publ
         seed=settings.seed,
         device=settings.device,
         lists="off",
-        **weights,
-        **cut,
+        **given,
     )
     return build_subject(cell, _data(data, "test"), 0), _public(data, settings.per_class)
 
