@@ -18,7 +18,7 @@ from torch import Tensor
 
 from gradveil.defenses import Defense, spell_defense
 from gradveil.errors import GradveilError
-from gradveil.learning import Learner
+from gradveil.learning import EmbeddingLearner, Learner
 from gradveil.randomness import Seed
 from gradveil.records import Batch
 from gradveil.risk.defended import DefendedRelease, Releases
@@ -132,9 +132,15 @@ class _Measure:
     unlisted: str = ""
     listed: list[Tensor] = field(default_factory=list)
 
+    @property
+    def tells_labels(self) -> bool:
+        """Whether what is seen gives labels away, alone in an update: an embedding does not."""
+        return not self.beside and not isinstance(self.releases.learner, EmbeddingLearner)
+
     def record(self, point: Tensor, target: Tensor, row: int, seed: Seed) -> RecordExposure:
         begun = time.perf_counter()
-        away = point.flatten().double().cpu() - self.prior.mean
+        label = int(target) if target.ndim == 0 else None
+        away = point.flatten().double().cpu() - self.prior.mean_of(label if self.tells_labels else None)
         null = float(away.square().mean())
         values: dict[str, float | None] = {}
         release = self.releases.of(point, target, seed, torch.float32)
@@ -146,7 +152,6 @@ class _Measure:
             except GradveilError as error:
                 self.reason = str(error)
         listed = self._list(release, drawn)
-        label = int(target) if target.ndim == 0 else None
         seconds = round(time.perf_counter() - begun, 3)
         return RecordExposure(
             row=row,

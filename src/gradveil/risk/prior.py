@@ -5,7 +5,8 @@ The one place where `gradveil.risk` makes a prior; whoever has another basis of 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
@@ -32,6 +33,8 @@ WORDS = {
     "none": "draws of a law with a spectrum of 1/f², of no record",
 }
 """What is said of each source of public records; told the data and what is done to the records in question."""
+OF_CLASS = 16
+"""Public records of a class, beside those held out, from which it has a mean of its own."""
 RANGES = 10.0
 """By how much public records may spread more or less than those that are scored."""
 
@@ -47,6 +50,7 @@ class Prior:
         outside: (k, m) what μ and U leave of public records that they were not fitted to.
         records: How many public records it was made of.
         source: Where they are from, in words.
+        means: For each label with a mean of its own, (m,): what is expected of a record whose label is known.
     """
 
     mean: Tensor
@@ -55,6 +59,11 @@ class Prior:
     outside: Tensor
     records: int
     source: str = ""
+    means: Mapping[int, Tensor] = field(default_factory=dict)
+
+    def mean_of(self, label: int | None) -> Tensor:
+        """Return what is expected of a record with a label, or of one whose label nobody knows."""
+        return self.mean if label is None else self.means.get(label, self.mean)
 
     @property
     def rank(self) -> int:
@@ -70,7 +79,14 @@ class Prior:
 
 
 def public_prior(
-    public: Tensor, *, like: Tensor, rank: int | None = None, most: int = RANK, source: str = "", seed: Seed | None = None
+    public: Tensor,
+    *,
+    like: Tensor,
+    rank: int | None = None,
+    most: int = RANK,
+    source: str = "",
+    seed: Seed | None = None,
+    labels: Tensor | None = None,
 ) -> Prior:
     """Return mean, covariance of low rank, and what is left out, of public records.
 
@@ -81,6 +97,8 @@ def public_prior(
         most: Directions that are enough where nobody asks for a number.
         source: Where the public records are from.
         seed: Of random starts, where there are many values.
+        labels: (n,) of the public records: classes with enough of them get means of their own, and directions are those in which
+            records differ from the mean of their class. For releases that give labels away: whoever reads the label begins there.
 
     Raises:
         UsageError: One sentence on public records that do not fit.
@@ -104,14 +122,29 @@ def public_prior(
             f"rank {rank} is out of reach: {why} carry at most {highest} directions; lower it, or give more public records"
         )
     kept = rank or max(1, min(most, len(fitted) // 2, size))
-    mean = fitted.mean(0)
-    values, basis = _directions(fitted - mean, kept, (seed or Seed(0)).child("prior"))
+    mean, means = fitted.mean(0), {} if labels is None else _means(fitted, labels.cpu()[~held])
+    values, basis = _directions(_apart(fitted, mean, means, labels, ~held), kept, (seed or Seed(0)).child("prior"))
     if not float(values[0]) > 1e-12:
         raise UsageError("all public records are alike, so they tell nothing of how records differ; give others")
     basis = basis[:, values > 1e-12 * values[0]]
     values = values[values > 1e-12 * values[0]]
-    new = flat[held][:OUTSIDE] - mean
-    return Prior(mean, basis, values, new - (new @ basis) @ basis.T, len(public), source)
+    new = _apart(flat[held], mean, means, labels, held)[:OUTSIDE]
+    return Prior(mean, basis, values, new - (new @ basis) @ basis.T, len(public), source, means)
+
+
+def _means(records: Tensor, labels: Tensor) -> dict[int, Tensor]:
+    """Return the mean of every class with enough records."""
+    if labels.is_floating_point() or labels.ndim != 1:
+        return {}
+    names, counts = labels.unique(return_counts=True)
+    return {int(name): records[labels == name].mean(0) for name, count in zip(names, counts, strict=True) if count >= OF_CLASS}
+
+
+def _apart(records: Tensor, mean: Tensor, means: Mapping[int, Tensor], labels: Tensor | None, rows: Tensor) -> Tensor:
+    """Return records about the means of their classes, or about that of all."""
+    if not means or labels is None:
+        return records - mean
+    return records - torch.stack([means.get(label, mean) for label in labels.cpu()[rows].tolist()])
 
 
 def _check_range(public: Tensor, like: Tensor) -> None:

@@ -162,3 +162,27 @@ def test_the_list_is_what_likelihoods_reach() -> None:
 
 def test_decibels() -> None:
     assert decibels(0.1, 0.05) == pytest.approx(10 * math.log10(2)) and decibels(1.0, 0.0) == 3000
+
+
+def test_classes_have_means_of_their_own_and_directions_are_those_within_them() -> None:
+    """Two classes far apart along one direction, of which nothing is left once the label is known."""
+    labels = torch.arange(400) % 2
+    apart = torch.zeros(400, SIZE, dtype=torch.float64)
+    apart[:, 0] = 8.0 * labels
+    public = normal(400, SIZE, name="within") * torch.tensor([0.1, 3.0, 0.5, 0.3, 0.2, 0.1], dtype=torch.float64) + apart
+    blind, told = (public_prior(public, like=public[:2], rank=1, labels=each) for each in (None, labels))
+    assert not blind.means and abs(float(blind.basis[0, 0])) > 0.95 and torch.equal(blind.mean_of(1), blind.mean)
+    assert abs(float(told.basis[1, 0])) > 0.99 and torch.equal(told.mean, blind.mean)
+    held = torch.arange(400) % 10 == 9  # kept from the fit
+    for label in (0, 1):
+        assert torch.allclose(told.mean_of(label), public[(labels == label) & ~held].mean(0))
+    assert torch.equal(told.mean_of(None), told.mean) and torch.equal(told.mean_of(7), told.mean)
+    assert told.kept > 0.9 and float(told.outside.square().sum(1).mean()) < 2.0
+
+
+def test_a_class_of_few_records_is_expected_where_all_are() -> None:
+    labels = torch.tensor([0] * 90 + [1] * 10)
+    public = torch.rand(100, SIZE, generator=Seed(4).generator("public"), dtype=torch.float64)
+    found = public_prior(public, like=public[:2], rank=2, labels=labels)
+    assert set(found.means) == {0}
+    assert not public_prior(public, like=public[:2], rank=2, labels=torch.rand(100)).means

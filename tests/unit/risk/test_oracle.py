@@ -142,6 +142,18 @@ def test_an_embedding_is_exposed_by_its_cut() -> None:
     assert first is not None and second is not None and first > second
 
 
+def test_who_reads_the_label_begins_at_the_mean_of_its_class_and_who_sees_an_embedding_does_not() -> None:
+    told = public_prior(PUBLIC, like=BATCH.inputs, rank=16, labels=DIGITS.targets[100:700])
+    model = build_model("lenet", input_shape=DIGITS.input_shape, classes=10, seed=Seed(0))
+    party = EmbeddingLearner.of_bottom(split_model(model, "cut1")[0], loss_by_name("cross_entropy"))
+    update, embedding = exposed("none", prior=told), exposed("embedding_noise(delta=0.01)", prior=told, learner=party)
+    crowd = exposed("gaussian_noise(std=0.001)", prior=told, beside=3)
+    for place, (x, label) in enumerate(zip(BATCH.inputs, BATCH.targets.tolist(), strict=True)):
+        own, whole = (float((x.flatten().double() - told.mean_of(each)).square().mean()) for each in (label, None))
+        assert own < whole and update.records[place].null == pytest.approx(own)
+        assert embedding.records[place].null == pytest.approx(whole) == crowd.records[place].null
+
+
 def test_a_record_that_is_the_mean_has_no_exposure() -> None:
     flat = Prior(BATCH.inputs[0].flatten().double(), PRIOR.basis, PRIOR.variances, PRIOR.outside, 600)
     assert "mean of the public ones" in exposed("none", prior=flat).reason
