@@ -40,6 +40,8 @@ def write_reply(reply: Reply) -> RecordDict:
 
 def read_reply(message: Message) -> Reply:
     """Read what a client replied, or raise `BadUpdate`; its claims beside the payload are not believed, and not even read."""
+    if not message.has_content():
+        raise BadUpdate("the reply holds nothing")
     content = message.content
     arrays, heads = content.array_records.get(ARRAYS), content.config_records.get(HEAD)
     if arrays is None or heads is None or set(content) != {ARRAYS, METRICS, HEAD}:

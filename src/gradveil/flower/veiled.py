@@ -47,6 +47,8 @@ __all__ = ["Receipt", "Veiled"]
 AVERAGING = (FedAvg, FedProx, FedAvgM, FedAdagrad, FedAdam, FedYogi)
 COMPARING = (FedMedian, FedTrimmedAvg, Krum, MultiKrum, Bulyan)
 SERVER_HOOKS = {"layer_weights": "weighs clients tensor by tensor", "correct_aggregate": "corrects the mean"}
+MOST_SAID = 200
+"""Characters of a client's error that are kept."""
 REFUSED = 6
 """Flower's code for what cannot be worked with."""
 
@@ -168,7 +170,7 @@ class Veiled(Strategy):
             node = message.metadata.src_node_id
             try:
                 if message.has_error():
-                    raise BadUpdate(f"it answered with an error: {message.error.reason}")
+                    raise BadUpdate(f"it answered with an error: {_one_line(message.error.reason)}")
                 if node in read or node in refused:
                     raise BadUpdate("it answered twice")
                 read[node] = read_reply(message)
@@ -209,6 +211,11 @@ class Veiled(Strategy):
             raise BadUpdate("the wrapped strategy returned no arrays")
         # Running statistics are averaged by us: no optimiser or median of the server's is made for them.
         return {**self._layout.as_returned(arrays), **step.server.buffers}
+
+
+def _one_line(said: object) -> str:
+    """Return the beginning of what somebody else wrote, which may be a whole trace."""
+    return " ".join(str(said).split())[:MOST_SAID]
 
 
 def _averages(strategy: Strategy, defense: Defense) -> bool:

@@ -19,9 +19,11 @@ from gradveil.client.update import horizontal_fault
 from gradveil.defenses import DEFENSES, Defense
 from gradveil.errors import UsageError
 from gradveil.flower import Veiled, train
+from gradveil.flower.replies import read_reply
 from gradveil.records import Batch
 from gradveil.testing.defenses_scene import at
-from tests.unit.flower.stage import SEED, SETTINGS, Play, batch_of, built, embedded, fed, in_a_task, net, worst
+from gradveil.wire import payload_to_bytes
+from tests.unit.flower.stage import NODES, SEED, SETTINGS, Play, batch_of, built, embedded, fed, in_a_task, net, worst
 
 __all__ = ["in_a_task"]
 
@@ -63,6 +65,20 @@ def test_every_defense_of_updates_runs_two_rounds_and_the_others_are_refused(nam
         play.ask()
         assert play.end().refused == {}
     assert worst(play.weights, before) > 0
+
+
+@pytest.mark.parametrize("name", [name for name in DEFENSES.names() if not horizontal_fault(built(name))])
+def test_two_requests_under_one_round_differ_for_every_random_defense_and_for_no_other(name: str, tmp_path: Path) -> None:
+    """What they ask for is the same but for a setting nobody reads, so what differs is what was drawn."""
+    rungs = [at(built(name), setting).quick() for setting in DEFENSES.card(name).ladder] or [built(name).quick()]
+    defense = next((rung for rung in rungs if rung.random), rungs[0])
+    play = play_of(defense, tmp_path, seed=None, public=torch.rand((4, 1, 8, 8), generator=torch.Generator().manual_seed(1)))
+    asked = []
+    for extra in (1, 2):
+        play.round = 0
+        sent = {reply.metadata.src_node_id: payload_to_bytes(read_reply(reply).payload) for reply in play.ask(extra=extra)}
+        asked.append(sent)
+    assert {asked[0][node] != asked[1][node] for node in NODES} == {defense.random}
 
 
 def test_the_first_model_is_adapted_where_the_defense_adapts_models() -> None:

@@ -66,10 +66,21 @@ def other_scheme(reply: Message) -> Message:
     return with_head(reply, lambda head: head.replace("dense-1", "factors-1"))
 
 
+def emptied(reply: Message) -> Message:
+    """A reply with neither content nor error, as no constructor makes one."""
+    bare = Message(RecordDict({}), metadata=reply.metadata)
+    bare.__dict__["_content"] = None
+    return bare
+
+
 HUGE = b"\x93NUMPY\x01\x00" + (76).to_bytes(2, "little")
 HUGE += b"{'descr': '<f4', 'fortran_order': False, 'shape': (9895604649984,), }".ljust(75) + b"\n"
 BAD_REPLIES: dict[str, tuple[Callable[[Message], Message], str]] = {
-    "an error": (lambda reply: Message(Error(2, "it broke"), metadata=reply.metadata), "it answered with an error: it broke"),
+    "an error": (
+        lambda reply: Message(Error(2, "it\nbroke" + " on" * 999), metadata=reply.metadata),
+        "it answered with an error: it broke",
+    ),
+    "nothing": (emptied, "holds nothing"),
     "another scheme": (other_scheme, "both sides must run the same defense"),
     "an old round": (lambda reply: with_head(reply, lambda head: head.replace('"round": 0', '"round": 4')), "of round 4"),
     "no head": (lambda reply: with_head(reply, lambda head: b""), "head is no text"),
