@@ -44,7 +44,7 @@ SPELLINGS = (
 
 @pytest.mark.parametrize("spelling", SPELLINGS)
 def test_payloads_and_weights_are_those_of_the_embedded_federation_to_the_bit(spelling: str, tmp_path: Path) -> None:
-    weights, sent = embedded(built(spelling), rounds=3)
+    weights, sent = embedded(built(spelling), rounds=5)
     play = Play.of(Veiled(fed(), net(), spelling), protected(spelling, tmp_path))
     for results in sent:
         for reply in play.ask():

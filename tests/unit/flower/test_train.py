@@ -27,7 +27,17 @@ from tests.unit.flower.stage import NODES, SEED, SETTINGS, Play, batch_of, built
 
 __all__ = ["in_a_task"]
 
-SAME = ("none", "svdefense", "censor", "dp_sgd", "soteria", "data_noise", "clipping + gaussian_noise(std=0.1)")
+SAME = (
+    "none",
+    "svdefense",
+    "censor",
+    "dp_sgd",
+    "soteria",
+    "data_noise",
+    "dgp",
+    "refiner(steps=2)",
+    "clipping + gaussian_noise(std=0.1)",
+)
 
 
 def records(context: Context) -> Batch:
@@ -41,12 +51,12 @@ def play_of(defense: Defense, folder: Path, **options: Any) -> Play:
 
 
 @pytest.mark.parametrize("spelling", SAME)
-def test_two_rounds_give_the_weights_of_the_embedded_federation_to_the_bit(spelling: str, tmp_path: Path) -> None:
+def test_five_rounds_give_the_weights_of_the_embedded_federation_to_the_bit(spelling: str, tmp_path: Path) -> None:
     play = play_of(built(spelling), tmp_path)
-    for _ in range(2):
+    for _ in range(5):
         play.ask()
         assert play.end().refused == {}
-    assert worst(play.weights, embedded(built(spelling), rounds=2)[0]) == 0
+    assert worst(play.weights, embedded(built(spelling), rounds=5)[0]) == 0
 
 
 @pytest.mark.parametrize("name", DEFENSES.names())
