@@ -15,6 +15,7 @@ from flwr.clientapp import ClientApp
 
 from gradveil.client import diary
 from gradveil.flower import Veiled, train
+from gradveil.storage.files import write_whole
 from gradveil.tensors import Named
 from tests.unit.flower.stage import NODES, SEED, SETTINGS, Grid, Play, batch_of, fed, in_a_task, net, worst
 
@@ -57,12 +58,12 @@ def killed_at(point: int, monkeypatch: pytest.MonkeyPatch) -> Ask:
     """Return a way of asking in which the node dies before a write of its answer, or after the last, and is asked again."""
 
     def ask(play: Play, message: Message) -> Message | None:
-        count, write = [0], diary.write_whole
+        count = [0]
 
         def counted(*given: Any, **more: Any) -> None:
             if count[0] == point:
                 raise Killed
-            write(*given, **more)
+            write_whole(*given, **more)
             count[0] += 1
             if count[0] == WRITES == point:
                 raise Killed
