@@ -18,6 +18,8 @@ from collections.abc import Generator
 import pytest
 
 LIMIT = 5.0
+LONG = ("slow", "deploy")
+"""Marks of tests that may take longer."""
 GRACE = 1.5
 """Times the limit a test may take before it fails; in between it warns, since no test takes the same every time."""
 IMPORTS = 5.0
@@ -61,7 +63,7 @@ def limited(item: pytest.Item, what: str) -> Generator[None, object, object]:
     result = yield
     took = spent() - before
     limit = LIMIT if loaded or LATE not in sys.modules else LIMIT + IMPORTS
-    if took > limit and item.get_closest_marker("slow") is None:
+    if took > limit and not any(map(item.get_closest_marker, LONG)):
         limit *= (slower := pace())
         advice = "make it quicker, or mark it slow if there is a quick test of the same thing"
         here = f" at a pace of {slower:.1f}" if slower > 1 else ""

@@ -1,5 +1,6 @@
 """What crosses the wire: payload encoding and strict validation; no pickle anywhere."""
 
+from gradveil.wire.arrays import payload_from_arrays, payload_from_npy, payload_to_arrays, tensor_from_npy
 from gradveil.wire.dense import DENSE, check_payload_head, check_stream, decode_dense, encode_dense, in_order
 from gradveil.wire.factors import FACTORS, Factors, decode_factors, encode_factors, entropies_of, factors_of, matrix_shape
 from gradveil.wire.files import payload_from_bytes, payload_to_bytes, read_payload, tensor_bytes, write_payload
@@ -27,9 +28,13 @@ __all__ = [
     "factors_of",
     "in_order",
     "matrix_shape",
+    "payload_from_arrays",
     "payload_from_bytes",
+    "payload_from_npy",
+    "payload_to_arrays",
     "payload_to_bytes",
     "read_payload",
     "tensor_bytes",
+    "tensor_from_npy",
     "write_payload",
 ]

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import json
-import math
 from pathlib import Path
-from typing import Any, cast
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -14,33 +12,19 @@ from safetensors.torch import load, save
 from gradveil.errors import BadUpdate, UsageError
 from gradveil.records import Payload
 from gradveil.storage.files import write_whole
-from gradveil.study.checks import is_whole
-from gradveil.tensors import Named
 from gradveil.wire.dense import DENSE
+from gradveil.wire.head import flat_tensors, head_as_json, payload_of
 
 __all__ = ["payload_from_bytes", "payload_to_bytes", "read_payload", "tensor_bytes", "write_payload"]
-
-FORMAT = "gradveil-payload-1"
-_SEPARATOR = "::"
 
 
 def payload_to_bytes(payload: Payload) -> bytes:
     """Serialise a payload."""
     # Clones, because safetensors refuses tensors that share memory, as tied weights and expanded views do.
     flat = {
-        f"{stream}{_SEPARATOR}{name}": value.detach().cpu().clone(memory_format=torch.contiguous_format)
-        for stream, named in payload.streams.items()
-        for name, value in named.items()
+        name: value.detach().cpu().clone(memory_format=torch.contiguous_format) for name, value in flat_tensors(payload).items()
     }
-    head = {
-        "format": FORMAT,
-        "scheme": payload.scheme,
-        "examples": payload.examples,
-        "round": payload.round,
-        "notes": dict(payload.notes),
-        "streams": sorted(payload.streams),
-    }
-    return save(flat, metadata={"gradveil": json.dumps(head, sort_keys=True)})
+    return save(flat, metadata={"gradveil": head_as_json(payload)})
 
 
 def payload_from_bytes(data: bytes) -> Payload:
@@ -52,34 +36,7 @@ def payload_from_bytes(data: bytes) -> Payload:
     except (SafetensorError, ValueError, KeyError, TypeError, RecursionError) as error:
         reason = f"this is no Gradveil payload: {type(error).__name__}; capture it with gradveil.wire.write_payload"
         raise BadUpdate(reason) from error
-    return _assemble(head, flat)
-
-
-def _assemble(head: Any, flat: Named) -> Payload:
-    if not isinstance(head, dict) or head.get("format") != FORMAT:
-        found = head.get("format") if isinstance(head, dict) else head
-        raise BadUpdate(f"the payload's format is {found!r}, expected {FORMAT!r}")
-    scheme, examples, round_, notes, names = (
-        cast("Any", head.get(k)) for k in ("scheme", "examples", "round", "notes", "streams")
-    )
-    whole = all(is_whole(v) for v in (examples, round_))
-    named = isinstance(names, list) and all(isinstance(name, str) for name in names)
-    if not (isinstance(scheme, str) and whole and named and _are_notes(notes)):
-        raise BadUpdate("the payload's head is malformed: scheme, examples, round, notes and streams are needed")
-    streams: dict[str, Named] = {name: {} for name in names}
-    for key, value in flat.items():
-        stream, separator, name = key.partition(_SEPARATOR)
-        if not separator or stream not in streams:
-            raise BadUpdate(f"the payload has a tensor {key!r} outside its declared streams")
-        streams[stream][name] = value
-    return Payload(scheme, streams, examples, round_, notes)
-
-
-def _are_notes(notes: Any) -> bool:
-    """Whether notes are what a record may hold: texts and finite numbers."""
-    if not isinstance(notes, dict):
-        return False
-    return all(isinstance(value, (str, int)) or (isinstance(value, float) and math.isfinite(value)) for value in notes.values())
+    return payload_of(head, flat)
 
 
 def write_payload(payload: Payload, path: Path) -> None:

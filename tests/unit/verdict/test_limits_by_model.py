@@ -44,7 +44,7 @@ def test_decibels_are_judged_by_the_worst_record_of_every_defense_and_model() ->
         exposed("m", "a", 3.0, 9.5, 7.0),
         exposed("m", "b", 6.0),
         exposed("n", "a", 4.0, None),
-        exposed("n", "b", 25.0, reason="No law."),
+        exposed("n", "b", None, reason="No law."),
         exposed("o", "a", 1.0),
     ]
     found = compare_assessments(limits, [], shown)

@@ -1,0 +1,1 @@
+"""The same app without protection, to see what differs."""
