@@ -93,7 +93,13 @@ def test_a_kind_may_be_named_in_the_singular() -> None:
 def test_show_tells_what_a_user_must_know(capsys: Captured) -> None:
     assert main(["show", "gaussian_noise(std=0.1)"]) == 0
     said = capsys.readouterr().out
-    for words in ("settings: sharers=1, std=0.01", "gaussian_noise(std=0.0001) < ", "weakness: ", "acts on: update", "https://arxiv.org"):
+    for words in (
+        "settings: sharers=1, std=0.01",
+        "gaussian_noise(std=0.0001) < ",
+        "weakness: ",
+        "acts on: update",
+        "https://arxiv.org",
+    ):
         assert words in said
     assert "differential privacy: no guarantee by itself\n" in said
     assert main(["show", "dp_sgd"]) == 0
