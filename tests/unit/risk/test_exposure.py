@@ -180,7 +180,20 @@ def test_the_mode_may_be_chosen_record_by_record() -> None:
     ],
 )
 def test_the_command_is_gated(limits: list[str], code: int, capsys: pytest.CaptureFixture[str]) -> None:
-    base = ["risk", "--data", "digits", "--records", "2", "--quiet", "--model", "mlp(hidden=[8])", "--model", "mlp(hidden=[4])"]
+    base = [
+        "risk",
+        "--data",
+        "digits",
+        "--records",
+        "2",
+        "--quiet",
+        "--prior",
+        "off",
+        "--model",
+        "mlp(hidden=[8])",
+        "--model",
+        "mlp(hidden=[4])",
+    ]
     asked = [word for text in limits for word in ("--fail-if", text)]
     assert main([*base, "--defense", "gaussian_noise(std=0.01)", *asked]) == code
     said = capsys.readouterr().err

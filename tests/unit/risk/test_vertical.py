@@ -76,7 +76,18 @@ def test_noise_on_the_embedding_lowers_the_score() -> None:
 
 
 def test_command_ranks_cuts_beside_the_update(capsys: pytest.CaptureFixture[str]) -> None:
-    base = ["risk", "--data", "digits", "--records", "2", "--quiet", "--model", "lenet(activation='relu')", "--json"]
+    base = [
+        "risk",
+        "--data",
+        "digits",
+        "--records",
+        "2",
+        "--quiet",
+        "--no-attained",
+        "--model",
+        "lenet(activation='relu')",
+        "--json",
+    ]
     assert main([*base, "--cut", "none", "--cut", "cut1", "--cut", "cut3", "--defense", "embedding_noise(delta=100.0)"]) == 0
     found = json.loads(capsys.readouterr().out)
     names = {(each["model"], each["defense"]) for each in found["assessments"]}
