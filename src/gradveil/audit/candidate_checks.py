@@ -1,12 +1,15 @@
-"""Among whom was a record told apart, and do lists say at least what pictures do?"""
+"""Among whom was a record told apart, do lists say at least what pictures do, and did everybody attack who is named?"""
 
 from __future__ import annotations
 
+from gradveil.attacks import Ensemble
+from gradveil.attacks.base import AttackContext
 from gradveil.audit.scene import Subject
+from gradveil.records import Observation
 from gradveil.study.measures import Share
 from gradveil.study.results import CellResult, Check
 
-__all__ = ["check_duplicates", "check_enough_candidates", "check_lists"]
+__all__ = ["check_duplicates", "check_enough_candidates", "check_lists", "check_present"]
 
 FEW_CANDIDATES = 100
 
@@ -58,4 +61,20 @@ def check_lists(cell: CellResult) -> Check:
         level="warn",
         sentence=f"Lists say too little: {'; '.join(below)}.",
         remedy="Who has a picture can look it up, so read the share on lists as a lower bound.",
+    )
+
+
+def check_present(ensemble: Ensemble, observation: Observation, context: AttackContext) -> Check:
+    """Say who of the ensemble could attack such updates and did not: its name promises all of them."""
+    name, there = "attackers_present", [member.attack for member in ensemble.members]
+    there = [attack for attack in there if attack.applies(observation) is None]
+    missing = {attack.card.name: why for attack in there if (why := attack.lacks(observation, context)) is not None}
+    if not missing:
+        return Check(name=name, level="ok", sentence="Everybody of the ensemble who can attack such updates did.")
+    told = "; ".join(f"{who}: {why}" for who, why in missing.items())
+    return Check(
+        name=name,
+        level="warn",
+        sentence=f"Of {ensemble.name} did not run {told}.",
+        remedy="Read the row as that of the others alone.",
     )

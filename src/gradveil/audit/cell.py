@@ -14,7 +14,7 @@ import torch
 from numpy.typing import NDArray
 
 from gradveil.attacks import Attack, AttackContext, Ensemble, informed_twins, launch, line_up, resolve
-from gradveil.audit.candidate_checks import check_lists
+from gradveil.audit.candidate_checks import check_lists, check_present
 from gradveil.audit.certified import certify, guarantee_of
 from gradveil.audit.exposures import Exposures, exposure_of_cell
 from gradveil.audit.gap import Explained, explain, gap_of
@@ -114,7 +114,7 @@ def run_cell(
         **_latency(subject),
     )
     asked = max(attack.cost().steps for attack in attacks)
-    result = replace(result, checks=(*result.checks, check_lists(result)))
+    result = replace(result, checks=(*result.checks, check_lists(result), check_present(ensemble, everyone[0], context)))
     return MeasuredCell(replace(result, key=key, timing=timing, asked_steps=asked), pictures)
 
 

@@ -58,7 +58,17 @@ STEPS = (
         "region_of_cell",
         "gap_of",
     ),
-    *("bars", "run_checks", "label_level", "list_level", "informed_by", "check_lists", "measure_latency_of", "PartialWork"),
+    *(
+        "bars",
+        "run_checks",
+        "label_level",
+        "list_level",
+        "informed_by",
+        "check_lists",
+        "check_present",
+        "measure_latency_of",
+        "PartialWork",
+    ),
 )
 
 
@@ -194,8 +204,12 @@ def test_every_part_of_a_result_is_about_this_cell_and_lands_in_its_field(whole:
     assert found.levels.label is watch.only("label_level").answer and found.levels.listed is watch.only("list_level").answer
     assert found.certificate is watch.only("certify").answer and found.informed_by == watch.only("informed_by").answer == "own"
     assert found.region is region.answer is not None and found.unavailable == {}
-    assert found.checks[:-1] == tuple(watch.only("run_checks").answer) and found.checks[-1] == check_lists(found)
-    assert found.checks[-1] == watch.only("check_lists").answer and len({each.name for each in found.checks}) == 19
+    assert found.checks[:-2] == tuple(watch.only("run_checks").answer) and found.checks[-2] == check_lists(found)
+    assert found.checks[-2] == watch.only("check_lists").answer and len({each.name for each in found.checks}) == 20
+    present = watch.only("check_present")
+    assert found.checks[-1] == present.answer and present.given.context is context
+    assert present.given.observation is watch.only("attack_all").given.observations[0]
+    assert present.given.ensemble is watch.only("resolve").answer
     assert (found.n, found.candidates, found.duplicates, found.chance) == (6, 40, 0, 1 / 40)
     assert found.settings.ensemble == ensemble.name and found.settings.threads == torch.get_num_threads()
     assert found.settings.defense == WHOLE.defense and found.settings.seed == 5 and found.settings.records == 6
